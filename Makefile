@@ -30,10 +30,11 @@ PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_g
 # stored. Otherwise, each of ten processes that start together would compile them; with PYTHONDONTWRITEBYTECODE,
 # they would do so at every start. pip could compile, too, but would compile five times as much.
 WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, collapipe.scheduler.app, \
+	collapipe.scheduler.web.routes, uvicorn, \
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app, \
 	collapipe.allocation.search.labels; collapipe.allocation.search.labels.compile_search()
 
-.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording bench clean setup setup-dev
+.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording page-pictures bench clean setup setup-dev
 
 demo: setup
 	$(BIN)/collapipe train --preset demo
@@ -100,6 +101,10 @@ docs: setup-dev
 recording: setup-dev
 	$(BIN)/termtosvg docs/pictures/demo.svg --screen-geometry 112x34 --min-frame-duration 1500 --max-frame-duration 1500 \
 		--command "$(BIN)/collapipe train --preset demo"
+
+# Makes the pictures of the page in the browser. It needs Debian's package chromium.
+page-pictures: setup-dev
+	$(BIN)/python -m benchmarks.page_pictures
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks

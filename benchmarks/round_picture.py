@@ -15,17 +15,10 @@ from pathlib import Path
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
-COLOURS = {
-    "forward": "#4c78a8",
-    "backward": "#72b7b2",
-    "update": "#f2cf5b",
-    "weights": "#e45756",
-    "average, commit": "#b279a2",
-    "activations": "#bab0ac",
-}
-_WEIGHTS = ("push", "fetch", "send")
-_MOST_SLICES = 1200
-"""Slices of a picture. Adjacent ones of one kind are joined until there are no more than these, so that the file is small."""
+from collapipe.scheduler.web.timeline import KINDS, MOVES, Bars, join_bars, kind_of
+
+_HUES = ("#4c78a8", "#72b7b2", "#f2cf5b", "#e45756", "#b279a2", "#bab0ac")
+COLOURS = dict(zip(KINDS, _HUES, strict=True))
 
 
 @dataclass(frozen=True)
@@ -41,16 +34,7 @@ class Slice:
     @property
     def kind(self) -> str | None:
         """The colour in which the slice is drawn; `None` if it is not."""
-        first = self.name.split()[0]
-        if self.track.startswith("compute") and first in ("forward", "backward", "update"):
-            return first
-        if self.track.startswith("weights") and first in _WEIGHTS:
-            return "weights"
-        if self.track.startswith("send to"):
-            return "activations"
-        if first in ("average", "commit") and self.host != "scheduler":
-            return "average, commit"
-        return None
+        return kind_of(self.host, self.track, self.name)
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -97,20 +81,15 @@ def draw(slices: Sequence[Slice], picture: Path, seconds: float | None) -> None:
         if any(one.host == host and one.kind for one in slices)
     ]
     figure, axis = pyplot.subplots(figsize=(9, 0.9 + 0.62 * len(hosts)), layout="constrained")
-    bars: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    bars: Bars = {}
     for one in slices:
         if one.kind is not None:
-            moves = one.kind in ("weights", "activations")
-            bars.setdefault((one.kind, 2 * hosts.index(one.host) + moves), []).append(
-                (one.start, one.end)
-            )
-    gap = 0.0
-    while sum(map(len, bars.values())) > _MOST_SLICES:
-        gap = 1.5 * gap or 1e-3
-        bars = {key: list(_joined(spans, gap)) for key, spans in bars.items()}
+            bars.setdefault((one.host, one.kind), []).append((one.start, one.end))
+    bars = join_bars(bars)
     for kind, colour in COLOURS.items():  # Weights are drawn before activations, which are shorter.
-        for (what, line), spans in bars.items():
+        for (host, what), spans in bars.items():
             if what == kind:
+                line = 2 * hosts.index(host) + (kind in MOVES)
                 axis.broken_barh(
                     [(start, end - start) for start, end in spans],
                     (line + 0.08, 0.84),
@@ -130,19 +109,6 @@ def draw(slices: Sequence[Slice], picture: Path, seconds: float | None) -> None:
     figure.legend(loc="outside upper center", ncols=len(COLOURS), fontsize=8, frameon=False)
     figure.savefig(picture, format="svg", metadata={"Date": None})
     print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB, {len(slices)} slices")
-
-
-def _joined(spans: Sequence[tuple[float, float]], gap: float) -> Iterator[tuple[float, float]]:
-    """Joins spans with less than `gap` seconds between them."""
-    ordered = sorted(spans)
-    start, end = ordered[0]
-    for next_start, next_end in ordered[1:]:
-        if next_start - end < gap:
-            end = max(end, next_end)
-        else:
-            yield start, end
-            start, end = next_start, next_end
-    yield start, end
 
 
 if __name__ == "__main__":

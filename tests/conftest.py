@@ -17,7 +17,7 @@ ALLOWED_REASONS = (
     "atheris has no wheel for this machine",
 )
 """Beginnings of the reasons for which a test may be skipped in CI, too."""
-HEAVY_SUITES = ("faults", "e2e", "containers")
+HEAVY_SUITES = ("faults", "e2e", "browser", "containers")
 """The suites that `.ci/run` runs with `-m heavy`."""
 
 # The machine may be busy, so examples have no deadline. `.ci/run` also uses the second profile.

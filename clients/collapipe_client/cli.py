@@ -42,6 +42,7 @@ from collapipe_client.reporting import (
     FAILED,
     complain,
     exit_codes,
+    page_line,
     print_json,
     say,
     termination_as_interrupt,
@@ -54,6 +55,7 @@ from collapipe_client.testbed_processes import DEFAULT_DEVICES
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, say_evaluation
+from collapipe_client.workspace import Workspace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -282,6 +284,8 @@ def _testbed_for(
             )
         if endpoint.testbed is not None:
             _check_fits(job, [len(cluster) for cluster in endpoint.testbed.shape])
+            if link := Workspace(workspace).page_link():
+                progress(page_line(link))
         with endpoint.client() as client:
             yield client, None
         return
@@ -301,6 +305,7 @@ def _testbed_for(
         ) as testbed,
         testbed.client() as client,
     ):
+        progress(page_line(testbed.workspace.page_link()))
         yield client, testbed
 
 

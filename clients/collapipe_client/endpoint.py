@@ -200,7 +200,7 @@ def _client(
         )
     report = complain if as_json else say
     with (
-        LocalTestbed([], options.workspace, progress=report) as testbed,
+        LocalTestbed([], options.workspace, web="", progress=report) as testbed,
         testbed.client() as client,
     ):
         testbed.wait_until_registered()

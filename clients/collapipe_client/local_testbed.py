@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from typing_extensions import Self
 
@@ -88,6 +89,7 @@ class LocalTestbed:
         insecure: Use plain text instead of mutual TLS, to measure what that costs. Then every user of this machine can use the
             testbed.
         listen: Address of the scheduler, "host:port".
+        web: Address of the page in the browser, "host:port"; empty for no page. Its link is that of `Workspace.page_link`.
         progress: Receives messages about long waits and about problems that were solved.
     """
 
@@ -102,6 +104,7 @@ class LocalTestbed:
         supervised: bool = False,
         insecure: bool = False,
         listen: str = LOOPBACK,
+        web: str = LOOPBACK,
         start_timeout: timedelta = timedelta(seconds=180),
         progress: Callable[[str], None] | None = None,
     ) -> None:
@@ -114,6 +117,7 @@ class LocalTestbed:
         self.supervised = supervised
         self._insecure = insecure
         self._listen = listen
+        self._web = web
         self._start_seconds = start_timeout.total_seconds()
         self._progress = progress or (lambda message: None)
         self._stopping = threading.Event()
@@ -364,6 +368,11 @@ class LocalTestbed:
         # Jobs of an earlier testbed go on only if somebody resumes them.
         if is_scheduler and known is None:
             service = replace(service, options=(*service.options, "--abandon-jobs"))
+        if is_scheduler:
+            # A scheduler that is started again serves the page where it did, so that open pages go on.
+            page = urlsplit(self.workspace.page_link()).netloc if known else ""
+            options = ("--web", page or self._web) if self._web else ()
+            service = replace(service, options=(*service.options, *options))
         listen = self._address_of(service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
         emulation_file = self.workspace.emulation_file

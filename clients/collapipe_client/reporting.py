@@ -32,6 +32,11 @@ def complain(message: str) -> None:
     Console(stderr=True, emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
+def page_line(link: str) -> str:
+    """Says where the page of a local testbed is. The link is that of `Workspace.page_link`."""
+    return f"page for your browser: {link} (this link works once; `collapipe status` prints the next one)"
+
+
 def plain_table(*columns: str) -> Table:
     """Returns an empty table without borders."""
     return Table(*columns, box=None, pad_edge=False, header_style="bold")

@@ -18,6 +18,7 @@ from collapipe_client.processes import last_lines
 from collapipe_client.reporting import (
     complain,
     exit_codes,
+    page_line,
     plain_table,
     print_json,
     say,
@@ -72,13 +73,20 @@ def up(
         testbed.start()
         if as_json:
             record = Workspace(workspace).read_record()
-            print_json({"scheduler": testbed.scheduler_address, "testbed": _describe(record)})
+            print_json(
+                {
+                    "scheduler": testbed.scheduler_address,
+                    "page": testbed.workspace.page_link(),
+                    "testbed": _describe(record),
+                }
+            )
         else:
             say(
                 f"up: {len(testbed.processes)} processes, scheduler at {testbed.scheduler_address}\n"
                 f"`collapipe train --preset demo --set clusters={len(counts)} --set devices_per_cluster={min(counts)}` "
                 "trains a model, `collapipe status` shows the testbed, `collapipe down` ends it"
             )
+            say(page_line(testbed.workspace.page_link()))
 
 
 def _running_devices(workspace: Path) -> list[list[Device]] | None:
@@ -117,6 +125,7 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             print_json(
                 {
                     "scheduler": endpoint.address if endpoint else None,
+                    "page": Workspace(endpoint_options.workspace).page_link() if record else None,
                     "testbed": _describe(record),
                     "hosts": [to_document(host) for host in hosts],
                     "jobs": [to_document(job) for job in jobs],
@@ -128,6 +137,8 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             )
         else:
             say(f"scheduler {endpoint.address}")
+            if link := Workspace(endpoint_options.workspace).page_link() if record else "":
+                say(page_line(link))
             for process in record.processes if record else ():
                 if not process.alive:
                     say(

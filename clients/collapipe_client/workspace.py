@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from collapipe.documents import read_document
 from collapipe.errors import CorruptDataError, WrongStateError
 from collapipe_client.processes import ProcessRecord
 from collapipe_client.testbed_certificates import LocalCertificates
@@ -102,6 +103,11 @@ class Workspace:
     def state_dir(self, name: str) -> Path:
         """Returns the folder for a service's state."""
         return self.state / name
+
+    def page_link(self) -> str:
+        """Returns the present link of the page in the browser; empty if the scheduler serves none. It works once."""
+        page = read_document(self.state_dir("scheduler") / "page.json") or {}
+        return str(page.get("link", ""))
 
     def read_record(self) -> WorkspaceRecord | None:
         """Reads the record; `None` if nothing was started or everything was ended."""

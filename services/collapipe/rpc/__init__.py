@@ -26,6 +26,7 @@ from collapipe.rpc.permissions import describe_caller as describe_caller
 from collapipe.rpc.permissions import is_of_cluster as is_of_cluster
 from collapipe.rpc.permissions import is_owner as is_owner
 from collapipe.rpc.permissions import owner_name as owner_name
+from collapipe.rpc.permissions import owns as owns
 from collapipe.rpc.server import Server as Server
 from collapipe.rpc.server import serve as serve
 from collapipe.rpc.status import explain_unexpected as explain_unexpected

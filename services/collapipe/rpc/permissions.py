@@ -188,8 +188,12 @@ def is_owner(context: grpc.ServicerContext, owner: str) -> bool:
     """Returns whether the caller may change what an owner has made: it is the owner or an admin, or anybody owns it."""
     if not owner or not _is_tls(context):
         return True
-    caller = _identity(context)
-    return caller.role is Role.ADMIN or str(caller) == owner
+    return owns(_identity(context), owner)
+
+
+def owns(person: Identity, owner: str) -> bool:
+    """Returns whether a person may change what an owner has made: it is the owner or an admin, or anybody owns it."""
+    return not owner or person.role is Role.ADMIN or str(person) == owner
 
 
 def check_is_owner(context: grpc.ServicerContext, owner: str, job_id: str) -> None:

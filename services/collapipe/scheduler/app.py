@@ -1,5 +1,6 @@
 """Starts the scheduler process."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,11 @@ from collapipe.scheduler.revoked_keys_file import RevokedKeysFile
 from collapipe.scheduler.scrape import ScrapeSource
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.scheduler.telemetry_window import Telemetry
+from collapipe.scheduler.web.access import LINK_FILE
+from collapipe.scheduler.web.rates import RateReader
+from collapipe.scheduler.web.records import Records
+from collapipe.scheduler.web.server import WebServer
+from collapipe.scheduler.web.snapshot import Snapshots
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
@@ -26,6 +32,8 @@ from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
 from collapipe.v1 import scheduler_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 0.0005
 """How long a thread that computes makes others wait for the interpreter. One thread of gRPC takes in all calls and waits so
@@ -88,6 +96,12 @@ class SchedulerSettings(ServiceSettings):
         "optimizer states; 0 for any number. Those that ended first are deleted.",
     )
 
+    web: str = Field(
+        default="",
+        description="Where to serve the page for the browser, host:port; port 0 takes a free port. Empty serves none. On a loopback "
+        "address, the file page.json in --state-dir has its link. On others, it is HTTPS.",
+    )
+
 
 def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     """Starts the server and the jobs of the last process."""
@@ -112,8 +126,9 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     )
     metrics.create_scheduler_series(telemetry.source.name)
     metrics.watch_free_space(settings.state_dir)
+    jobs = JobStore(settings.state_dir)
     servicer = SchedulerServicer(
-        JobStore(settings.state_dir),
+        jobs,
         channels,
         registry,
         telemetry,
@@ -129,7 +144,17 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
 
     server = serve(settings.listen, settings.security, add_services, links=links)
 
+    page = None
+    (settings.state_dir / LINK_FILE).unlink(missing_ok=True)
+    if settings.web:
+        snapshots = Snapshots(registry, jobs, servicer, RateReader(telemetry, registry))
+        records = Records(registry, jobs, channels)
+        page = WebServer(settings.web, settings.state_dir, settings.security, snapshots, records)
+        logger.info("the page for the browser is at %s", page.url)
+
     def drain() -> None:
+        if page is not None:
+            page.close()
         servicer.close()
         server.drain()
         telemetry.source.close()

@@ -94,8 +94,7 @@ class ClusterCalls:
                         f"at the log of {control_unit.host_id}",
                     ) from error
                 if evaluation is not None:
-                    self._progress.document.evaluation = evaluation
-                    self._progress.publish(evaluation=evaluation)
+                    self._progress.evaluated(evaluation)
             elif event == "prepared":
                 prepared = response.prepared
                 if prepared.candidate_copied:

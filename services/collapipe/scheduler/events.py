@@ -30,6 +30,8 @@ class EventLog:
 
     def __init__(self) -> None:
         self.log_id = uuid.uuid4().hex
+        self.began = time.time()
+        """When the log began, in Unix seconds."""
         self._started = time.monotonic()
         self._changed = threading.Condition()
         self._events: deque[tuple[int, Event]] = deque(maxlen=_KEPT_EVENTS)
@@ -42,7 +44,7 @@ class EventLog:
 
     def publish(self, event: Event) -> None:
         """Appends an event, and sets its time and its place in the log."""
-        event.elapsed_seconds = time.monotonic() - self._started
+        event.elapsed_seconds = self.elapsed_seconds
         with self._changed:
             self._num_events += 1
             event.log_id, event.number = self.log_id, self._num_events
@@ -52,6 +54,16 @@ class EventLog:
                 self._events.append((self._num_events, event))
                 self._last_other = self._num_events
                 self._changed.notify_all()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the log began, as events have them."""
+        return time.monotonic() - self._started
+
+    def kept(self) -> list[Event]:
+        """Returns the kept events in order, with the last progress of each cluster."""
+        with self._changed:
+            return self._after(0, takes_progress=True)
 
     def close(self) -> None:
         """Ends the log. Watchers stop after its last event."""

@@ -2,11 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from collapipe.allocation import ClusterProblem, RadioLink, WiredLink, predict
+from collapipe.allocation import ClusterProblem, RadioLink, StagePlan, WiredLink, predict
 from collapipe.scheduler.decisions import RoundDecision, num_moved_blocks
+from collapipe.v1 import plan_pb2
 
 _KEPT_BECAUSE = {
     "hysteresis": "no other plan is better by more than schedule.hysteresis",
@@ -90,21 +91,29 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
     yield (
         f"weights take {predicted.push_seconds:.3g} s to the edge server with the codec {plan.upload_codec}{back}"
     )
-    yield f"bottleneck is {_bottleneck(decision, index)}"
+    limiting = say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan.stages)
+    yield f"bottleneck is {limiting}"
     yield from _binding_limits(decision, index)
 
 
-def _bottleneck(decision: RoundDecision, index: int) -> str:
-    plan, predicted = decision.plans[index], decision.prediction.clusters[index]
-    kind, _, number = predicted.bottleneck.rpartition(" ")
-    time = f"{predicted.bottleneck_seconds:.3g} s for a micro-batch"
+def say_bottleneck(
+    name: str, seconds: float, stages: Sequence[StagePlan] | Sequence[plan_pb2.Stage]
+) -> str:
+    """Names the part of a pipeline that limits it.
+
+    Args:
+        name, seconds: As in `ClusterPrediction`.
+        stages: In pipeline order.
+    """
+    kind, _, number = name.rpartition(" ")
+    time = f"{seconds:.3g} s for a micro-batch"
     if kind == "stage":
-        return f"the processor of {plan.stages[int(number)].host_id}: {time}"
+        return f"the processor of {stages[int(number)].host_id}: {time}"
     if kind == "link":
-        sender, receiver = plan.stages[int(number)].host_id, plan.stages[int(number) + 1].host_id
+        sender, receiver = stages[int(number)].host_id, stages[int(number) + 1].host_id
         return f"the link from {sender} to {receiver}: {time}"
     if kind == "window":
-        stage = plan.stages[int(number)]
+        stage = stages[int(number)]
         return f"the in-flight window of {stage.host_id}, {stage.in_flight} micro-batches: {time}"
     return f"the edge server, which serves every cluster: {time}"
 

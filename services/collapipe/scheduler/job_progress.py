@@ -6,7 +6,7 @@ from typing import Any
 
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import timestamp_after
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_store import JobDocument, JobStore, RoundResult
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
@@ -100,6 +100,28 @@ class JobProgress:
         document.num_rounds_reached = max(document.num_rounds_reached, commit.num_rounds)
         document.last_commit = commit.attempt, commit.num_rounds
         self.save()
+
+    def round_committed(self, committed: scheduler_pb2.RoundCommitted) -> None:
+        """Publishes what a committed round has measured, and stores it for people who look at the job later."""
+        self._store_result(committed.num_rounds - 1, RoundResult(committed=committed))
+        self.publish(round_committed=committed)
+
+    def evaluated(self, evaluation: job_pb2.Evaluation) -> None:
+        """Publishes an evaluation, and stores it with the round that made the model."""
+        self.document.evaluation = evaluation
+        round_index = evaluation.num_rounds - 1
+        result = self.jobs.find_result(self.job_id, round_index) if round_index >= 0 else None
+        if result is not None:
+            result.evaluation = evaluation
+            self._store_result(round_index, result)
+        self.publish(evaluation=evaluation)
+
+    def _store_result(self, round_index: int, result: RoundResult) -> None:
+        """Stores a result. A full disk does not end the job, because no later round depends on it."""
+        try:
+            self.jobs.save_result(self.job_id, round_index, result)
+        except OSError:
+            logger.exception("job %s: round %d has no stored result", self.job_id, round_index + 1)
 
     def save(self) -> None:
         self.jobs.save(self.document)

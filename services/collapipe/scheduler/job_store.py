@@ -1,6 +1,7 @@
 """Stores jobs, so that they survive a restart of the scheduler.
 
-The directory of a job holds `job.json`, one document for each round in `rounds/`, and `planner.json`.
+The directory of a job holds `job.json`, one document for each round in `rounds/`, one for each committed round in
+`results/`, and `planner.json`.
 """
 
 import logging
@@ -68,6 +69,9 @@ _State = Annotated[
 _Evaluation = Annotated[job_pb2.Evaluation, _parse_as(job_pb2.Evaluation), _MESSAGE_TO_JSON]
 _Trouble = Annotated[scheduler_pb2.JobTrouble, _parse_as(scheduler_pb2.JobTrouble)]
 _Plan = Annotated[plan_pb2.Plan, _parse_as(plan_pb2.Plan), _MESSAGE_TO_JSON]
+_Committed = Annotated[
+    scheduler_pb2.RoundCommitted, _parse_as(scheduler_pb2.RoundCommitted), _MESSAGE_TO_JSON
+]
 
 
 class _Document(BaseModel):
@@ -175,6 +179,16 @@ class RoundDocument(_Document):
     is_revealed: bool = False
     """Whether control units may have revealed what removes the masks. A later attempt then has the same clusters, because two
     sums that differ by one cluster tell what that cluster has trained. Stored before they are asked."""
+
+
+class RoundResult(_Document):
+    """What a committed round has measured. People look at it; no later round depends on it."""
+
+    version: Literal[1] = 1
+    """Format version, as in `RoundDocument`."""
+    committed: _Committed
+    evaluation: _Evaluation | None = None
+    """The evaluation of the model after this round, if there was one."""
 
 
 class JobStore:
@@ -393,6 +407,14 @@ class JobStore:
         """Stores an attempt at a round. It replaces the previous attempt."""
         write_document(self._round_path(job_id, round_index), document.model_dump(mode="json"))
 
+    def find_result(self, job_id: str, round_index: int) -> RoundResult | None:
+        """Returns what a committed round has measured; `None` if an older version committed it, or it is not committed."""
+        return _read(self._result_path(job_id, round_index), RoundResult)
+
+    def save_result(self, job_id: str, round_index: int, result: RoundResult) -> None:
+        """Stores the result of a round. It replaces that of an earlier attempt."""
+        write_document(self._result_path(job_id, round_index), result.model_dump(mode="json"))
+
     def planner_state(self, job_id: str) -> PlannerState | None:
         """Returns the stored state of a job's planner; `None` if there is no state that can be used."""
         try:
@@ -409,6 +431,9 @@ class JobStore:
 
     def _round_path(self, job_id: str, round_index: int) -> Path:
         return self._directory / job_id / "rounds" / f"{round_index:06d}.json"
+
+    def _result_path(self, job_id: str, round_index: int) -> Path:
+        return self._directory / job_id / "results" / f"{round_index:06d}.json"
 
 
 def begins_anew(commit: plan_pb2.Commit) -> bool:

@@ -346,8 +346,8 @@ class RoundRunner:
         )
         self._progress.jobs.save_planner_state(attempt.job_id, self._planner.state())
         self._progress.committed(self._commit)
-        self._progress.publish(
-            round_committed=scheduler_pb2.RoundCommitted(
+        self._progress.round_committed(
+            scheduler_pb2.RoundCommitted(
                 num_rounds=self._commit.num_rounds,
                 summaries=summaries,
                 round_seconds=seconds,

@@ -172,8 +172,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.WatchJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.WatchJobResponse]:
         document = self._jobs.get(request.job_id)
-        with self._changed:
-            log = self._logs.get(request.job_id)
+        log = self.log(request.job_id)
         if log is None:  # The job ended before this scheduler started.
             yield Event(status=document.status())
             return
@@ -191,21 +190,35 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.CancelJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.CancelJobResponse:
         self._check_owned(request.job_id, context)
+        self.cancel(request.job_id)
+        return scheduler_pb2.CancelJobResponse()
+
+    def cancel(self, job_id: str) -> None:
+        """Stops a job, whoever owns it; raises `NotFoundError` if it does not run."""
         with self._changed:
-            runner = self._runners.get(request.job_id)
+            runner = self._runners.get(job_id)
             was_queued = runner is not None and runner in self._queue
             if runner is not None and was_queued:
                 self._queue.remove(runner)
-                del self._runners[request.job_id]
+                del self._runners[job_id]
                 self._changed.notify_all()
         if runner is None:
-            raise NotFoundError(f"job {request.job_id} is not running: there is nothing to cancel")
+            raise NotFoundError(f"job {job_id} is not running: there is nothing to cancel")
         if was_queued:
             runner.cancel_queued("the job was cancelled")
             self._delete_expired()
         else:
             runner.cancel("the job was cancelled")
-        return scheduler_pb2.CancelJobResponse()
+
+    def log(self, job_id: str) -> EventLog | None:
+        """Returns the events of a job; `None` if it ended before this scheduler started."""
+        with self._changed:
+            return self._logs.get(job_id)
+
+    def queue(self) -> list[str]:
+        """Returns the ids of the jobs that wait for their turn, the next one first."""
+        with self._changed:
+            return [entry.job_id for entry in self._queue if isinstance(entry, JobRunner)]
 
     def RollBackJob(
         self, request: scheduler_pb2.RollBackJobRequest, context: grpc.ServicerContext

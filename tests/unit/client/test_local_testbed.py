@@ -294,8 +294,18 @@ def test_only_the_scheduler_gets_the_scheduler_options(
 ) -> None:
     options = ["--telemetry", "prometheus", "--prometheus-url", "http://127.0.0.1:9"]
     with LocalTestbed([1], tmp_path / "w", scheduler_options=options) as testbed:
-        assert arguments_of(testbed, "scheduler")[-6:-2] == options
-        assert "--telemetry" not in arguments_of(testbed, "edge-server")
+        own = arguments_of(testbed, "scheduler")
+        first = own.index("--telemetry")
+        assert own[first : first + 4] == options
+        assert own[own.index("--web") + 1] == "127.0.0.1:0"
+        for option in ("--telemetry", "--web"):
+            assert option not in arguments_of(testbed, "edge-server")
+
+
+def test_testbed_without_a_page_asks_for_none(behaviours: dict[str, str], tmp_path: Path) -> None:
+    with LocalTestbed([1], tmp_path / "w", web="") as testbed:
+        assert "--web" not in arguments_of(testbed, "scheduler")
+        assert testbed.workspace.page_link() == ""
 
 
 def test_device_agent_gets_flags_only_for_values_that_are_set(tmp_path: Path) -> None:

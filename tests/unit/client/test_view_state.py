@@ -5,6 +5,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
+from collapipe.unit_names import unit_words
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import (
@@ -24,7 +25,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client.live_view import event_document, render
 from collapipe_client.trouble import incident_lines, say_clock, say_trouble
-from collapipe_client.view_state import JobView, apply_event, progress_lines, unit_words
+from collapipe_client.view_state import JobView, apply_event, progress_lines
 
 _RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
 _PLAN = Plan(

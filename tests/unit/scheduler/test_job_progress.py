@@ -8,10 +8,12 @@ import pytest
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
+from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.scheduler_pb2 import (
     INCIDENT_CODE_HOST_LOST,
     JOB_STATE_FAILED,
     JobTrouble,
+    RoundCommitted,
 )
 
 from .jobs import job
@@ -78,3 +80,30 @@ def test_listed_job_has_the_newest_times_which_its_file_and_its_end_do_not_have(
     assert not JobStore(tmp_path).get(progress.job_id).status().HasField("trouble")
     progress.end(JOB_STATE_FAILED, "given up")
     assert not store.get(progress.job_id).status().HasField("trouble")
+
+
+def test_result_of_a_round_is_stored_with_its_evaluation(
+    progress: JobProgress, store: JobStore, events: EventLog
+) -> None:
+    progress.round_committed(RoundCommitted(num_rounds=1, round_seconds=2.0))
+    progress.evaluated(Evaluation(num_rounds=0, metric="accuracy", value=0.25))
+    progress.evaluated(Evaluation(num_rounds=1, metric="accuracy", value=0.5))
+    result = store.find_result(progress.job_id, 0)
+    assert result is not None and result.evaluation is not None
+    assert (result.committed.round_seconds, result.evaluation.value) == (2.0, 0.5)
+    assert store.find_result(progress.job_id, 1) is None
+    kinds = [event.WhichOneof("event") for event in published(events)]
+    assert kinds == ["round_committed", "evaluation", "evaluation"]
+
+
+def test_full_disk_takes_the_result_of_a_round_but_not_the_job(
+    progress: JobProgress,
+    store: JobStore,
+    events: EventLog,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "jobs" / progress.job_id / "results").write_text("in the way")
+    progress.round_committed(RoundCommitted(num_rounds=1, round_seconds=2.0))
+    assert "round 1 has no stored result" in caplog.text
+    assert published(events)[0].round_committed.round_seconds == 2.0

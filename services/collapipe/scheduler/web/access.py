@@ -1,0 +1,168 @@
+"""Who may see the page, and who may act on it.
+
+On a loopback address, whoever has opened the present link of the page: other users of the machine reach the port, too, but
+only the owner of the state directory can read the link. On other addresses, everybody may look, and certificates of people
+may act.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from collapipe.certificates import Identity
+from collapipe.certificates.identity import PEOPLE
+from collapipe.documents import write_document
+from collapipe.rpc import Security, owns
+
+LINK_FILE = "page.json"
+"""The file in the state directory with the address and the present link of the page."""
+
+_SECRET_FILE = "page-secret"
+_SESSION_SECONDS = 30 * 86_400
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who asks for the page.
+
+    Args:
+        may_see: Whether it may see anything of jobs and hosts.
+        identity: The person in its certificate. `None` without one.
+        has_link: Whether it has opened the link, which the owner of the testbed has.
+    """
+
+    may_see: bool
+    identity: Identity | None = None
+    has_link: bool = False
+
+    def may_change(self, owner: str) -> bool:
+        """Returns whether it may cancel a job of this owner."""
+        if self.has_link:
+            return True
+        person = self.identity
+        return person is not None and person.role in PEOPLE and owns(person, owner)
+
+
+class Links:
+    """The link of a page on a loopback address. It works once: whoever opens it gets a cookie, and the file gets another link.
+
+    Cookies outlive a restart of the scheduler, because the key that signs them is in the state directory.
+
+    Args:
+        url: Of the page, without the key of a link.
+    """
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url = url
+        self._file = directory / LINK_FILE
+        self._secret = _secret(directory / _SECRET_FILE)
+        self._lock = threading.Lock()
+        self._make_link()
+
+    def exchange(self, key: str) -> str | None:
+        """Returns the value of a cookie for the key of the present link; `None` for any other key."""
+        with self._lock:
+            if not hmac.compare_digest(key.encode(errors="replace"), self._key.encode()):
+                return None
+            self._make_link()
+        expires = str(int(time.time()) + _SESSION_SECONDS)
+        return f"{expires}.{self._sign(expires)}"
+
+    def knows(self, cookie: str) -> bool:
+        """Returns whether `exchange` has made this cookie, and it has not expired."""
+        expires, _, signature = cookie.partition(".")
+        is_signed = hmac.compare_digest(signature.encode(), self._sign(expires).encode())
+        return is_signed and int(expires) > time.time()
+
+    def _sign(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+    def _make_link(self) -> None:
+        self._key = secrets.token_urlsafe(24)
+        write_private(self._file, {"url": self._url, "link": f"{self._url}#key={self._key}"})
+
+
+def write_private(path: Path, document: dict[str, str]) -> None:
+    """Replaces a document that only the user of this process may read."""
+    # The file that `write_document` renames keeps the mode that it has now.
+    os.close(os.open(path.with_name(f"{path.name}.tmp"), os.O_CREAT | os.O_WRONLY, 0o600))
+    write_document(path, document)
+
+
+def _secret(path: Path) -> bytes:
+    """Returns the key that signs cookies. The first process makes it."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        if secret := path.read_bytes():
+            return secret
+        descriptor = os.open(path, os.O_WRONLY)  # The process that made it died before it wrote.
+    secret = secrets.token_bytes(32)
+    with open(descriptor, "wb") as file:
+        file.write(secret)
+    return secret
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Access:
+    """Who may see the page at an address, and under which names it is reached.
+
+    Args:
+        host: The host of the address.
+        links: The link of a page on a loopback address; `None` on other addresses.
+    """
+
+    def __init__(self, host: str, links: Links | None, security: Security) -> None:
+        self.links = links
+        self._security = security
+        self._names = {"localhost", host.lower()}
+        if links is None and security.certificate is not None:
+            certificate = x509.load_pem_x509_certificate(security.certificate.read_bytes())
+            extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            self._names.update(extension.value.get_values_for_type(x509.DNSName))
+
+    def visitor(self, cookie: str, uris: list[str], certificate: bytes | None) -> Visitor:
+        """Returns who a visitor is.
+
+        Args:
+            cookie: The value of the cookie of `Links`, or "".
+            uris, certificate: The identities in the certificate of the visitor, and the certificate in DER.
+
+        Raises:
+            NotPermittedError: The key of the certificate is revoked.
+        """
+        if self.links is not None:
+            has_link = self.links.knows(cookie)
+            return Visitor(may_see=has_link, has_link=has_link)
+        if certificate is None:
+            return Visitor(may_see=True)
+        self._security.revoked.check(certificate)
+        return Visitor(may_see=True, identity=Identity.from_uris(uris))
+
+    def is_own(self, header: str) -> bool:
+        """Returns whether a Host header names this page. Another name is that of a site that points its name here (DNS rebinding)."""
+        host = header.lower()
+        if not host.endswith("]"):
+            host = host.rpartition(":")[0] or host
+        try:
+            address = ipaddress.ip_address(
+                host.strip("[]")
+            )  # Nobody can point an address elsewhere.
+        except ValueError:
+            return host in self._names
+        return address.is_loopback or self.links is None

@@ -1,0 +1,174 @@
+"""Serves the page: uvicorn and its event loop in one thread, and what reads memory and disk in two others.
+
+uvicorn is imported in its thread, so the scheduler serves gRPC before the page answers.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collapipe.errors import InvalidInputError
+from collapipe.rpc import Security
+from collapipe.scheduler.web.access import LINK_FILE, Access, Links, is_loopback, write_private
+from collapipe.scheduler.web.records import Records
+from collapipe.scheduler.web.snapshot import Snapshots
+
+if TYPE_CHECKING:
+    import uvicorn
+
+logger = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 64
+SILENCE_SECONDS = 10.0
+"""A connection without a request is closed after one to two times this time."""
+_MOST_HEADER_BYTES = 16_384
+_DRAIN_SECONDS = 3.0
+
+
+class WebServer:
+    """The page. It is served from the end of `__init__` until `close`.
+
+    Args:
+        listen: "host:port"; port 0 takes a free port. A host that is no loopback address gets HTTPS, unless the scheduler
+            speaks plain text.
+        directory: The state directory of the scheduler, which gets the file with the address and the link.
+
+    Raises:
+        InvalidInputError: The address is wrong or in use, or a package is missing.
+    """
+
+    def __init__(
+        self,
+        listen: str,
+        directory: Path,
+        security: Security,
+        snapshots: Snapshots,
+        records: Records,
+    ) -> None:
+        for package in ("starlette", "uvicorn"):
+            if importlib.util.find_spec(package) is None:
+                raise InvalidInputError(
+                    f"--web needs the Python package {package}, which is not installed: install collapipe[scheduler] again, "
+                    'or serve no page with --web ""'
+                )
+        host, self._socket = _bind(listen)
+        name = f"[{host}]" if ":" in host else host
+        authority = f"{name}:{self._socket.getsockname()[1]}"
+        self._context: ssl.SSLContext | None = None
+        if is_loopback(host):
+            self.url = f"http://{authority}/"
+            links: Links | None = Links(self.url, directory)
+        else:
+            links = None
+            if not security.is_insecure:
+                self._context = _context(security)
+            self.url = f"http{'s' if self._context else ''}://{authority}/"
+            write_private(directory / LINK_FILE, {"url": self.url})
+        self._access = Access(host, links, security)
+        self._snapshots = snapshots
+        self._records = records
+        self._server: uvicorn.Server | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the page and its connections."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.should_exit = True
+        self._thread.join(_DRAIN_SECONDS)
+
+    def _run(self) -> None:
+        import uvicorn
+
+        from collapipe.scheduler.web.routes import make_app
+
+        config = uvicorn.Config(
+            make_app(self._access, self._snapshots, self._records, self._closed),
+            http=_protocol(),
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.ERROR,  # Warnings are about requests, and anybody could fill the disk with them.
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+        config.load()
+        config.ssl = self._context
+        self._server = uvicorn.Server(config)
+        if not self._closed.is_set():
+            self._server.run(sockets=[self._socket])
+
+
+def _bind(listen: str) -> tuple[str, socket.socket]:
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
+        return host, socket.create_server(
+            (host, int(port)), family=family, backlog=MOST_CONNECTIONS
+        )
+    except (OSError, ValueError, OverflowError) as error:
+        raise InvalidInputError(
+            f"cannot serve the page on {listen} ({error}): choose another address with --web, port 0 for any free port, or "
+            "an empty text to serve none"
+        ) from None
+
+
+def _context(security: Security) -> ssl.SSLContext:
+    """Returns the TLS of the page, which asks for a certificate, but takes visitors without one. Renewals apply at once."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_OPTIONAL
+    assert security.ca and security.certificate and security.key
+    context.load_verify_locations(security.ca)
+    context.load_cert_chain(security.certificate, security.key)
+
+    def renew(connection: ssl.SSLObject, name: str | None, before: ssl.SSLContext) -> None:
+        if (renewed := security.server_context()) is not None:
+            # This changes only the certificate. The connection still takes visitors without one.
+            connection.context = renewed
+
+    context.sni_callback = renew
+    return context
+
+
+def _protocol() -> type[asyncio.Protocol]:
+    """Returns the protocol of connections: that of uvicorn, with limits, and with the certificate of the visitor."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Protocol(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            tls = transport.get_extra_info("ssl_object")
+            shown = tls.getpeercert() if tls is not None else None
+            self.app_state = {
+                "transport": transport,
+                "uris": [v for kind, v in (shown or {}).get("subjectAltName", ()) if kind == "URI"],
+                "certificate": tls.getpeercert(binary_form=True) if shown else None,
+            }
+            self._silent = self.loop.call_later(SILENCE_SECONDS, self._end_silent, None)
+            if len(self.connections) > MOST_CONNECTIONS:
+                transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._silent.cancel()
+            super().connection_lost(exc)
+
+        def _end_silent(self, before: object) -> None:
+            """Ends the connection if it has no answer under way, and had no request since the last look."""
+            if self.cycle is before and (before is None or self.cycle.response_complete):
+                self.transport.abort()
+            self._silent = self.loop.call_later(SILENCE_SECONDS, self._end_silent, self.cycle)
+
+    return Protocol

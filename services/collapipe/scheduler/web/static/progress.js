@@ -1,0 +1,203 @@
+// The summary of a job, and its curves.
+
+import { chart, drawInto } from "./charts.js";
+import { h, svg } from "./dom.js";
+import { clock, duration, isNumber, plural, short } from "./format.js";
+import { progressBar } from "./pipeline.js";
+
+const ENDED = ["succeeded", "failed", "cancelled"];
+export const hasEnded = (job) => ENDED.includes(job.state);
+
+const tile = (key, title, value, note, extra, kind = "") =>
+  h(
+    "div",
+    { class: `card fact ${kind}`, "data-key": key },
+    h("h2", {}, title),
+    h("p", { class: "value" }, value),
+    extra,
+    note && h("p", { class: "quiet" }, note),
+  );
+
+export function timeLeft(job, now) {
+  if (hasEnded(job)) return job.submitted ? `${job.state} after ${duration(job.ended - job.submitted)}` : job.state;
+  if (job.queue_position) return `number ${job.queue_position} in the queue`;
+  if (!isNumber(job.ends?.middle)) return job.state === "preparing" ? "prepares data, model and hosts" : "no estimate yet";
+  const [low, middle, high] = ["low", "middle", "high"].map((name) => duration(Math.max(0, job.ends[name] - now)));
+  return `about ${middle} left${low !== high ? ` (${low} to ${high})` : ""}`;
+}
+
+// All losses as [position in rounds, loss].
+const losses = (rounds, every) =>
+  rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - every + (every * (index + 1)) / losses.length, loss]));
+
+// What the losses of the last third say against those of the first third; null while there are too few.
+export function trend(rounds) {
+  const values = rounds.flatMap((round) => round.losses ?? []).filter(isNumber);
+  const part = Math.floor(values.length / 3);
+  if (rounds.length < 3 || part < 2) return null;
+  const mean = (some) => some.reduce((sum, value) => sum + value, 0) / some.length;
+  return mean(values.slice(-part)) < 0.985 * mean(values.slice(0, part)) ? "falls" : "does not fall";
+}
+
+function sparkline(points) {
+  const values = points.map(([, loss]) => loss).filter(isNumber);
+  if (values.length < 2) return null;
+  const low = Math.min(...values),
+    high = Math.max(...values),
+    step = Math.max(1, Math.floor(values.length / 120));
+  const shown = values.filter((_, index) => index % step === 0);
+  const line = shown
+    .map(
+      (value, index) => `${((100 * index) / (shown.length - 1)).toFixed(1)},${(22 - (20 * (value - low)) / (high - low || 1)).toFixed(1)}`,
+    )
+    .join(" ");
+  return svg(
+    "svg",
+    { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" },
+    svg("polyline", { points: line }),
+  );
+}
+
+// The five facts that matter: progress, loss, metric, speed, bottleneck.
+export function summary({ job, rounds, every, sections, now }) {
+  const detail = sections.job?.id === job.id ? sections.job : null;
+  const isRunning = job.state === "running";
+  const number = isRunning && detail?.round ? detail.round : job.committed;
+  const points = losses(rounds, every),
+    last = detail?.loss ?? points.at(-1)?.[1];
+  const how = trend(rounds),
+    first = points[0]?.[1];
+  const lost = Object.values(sections.details ?? {})
+    .flatMap((each) => each.pipeline)
+    .find((host) => host.state === "lost");
+  const speed = isRunning ? detail?.samples_per_second : rounds.at(-1)?.samples_per_second;
+  return [
+    tile(
+      "progress",
+      "Progress",
+      number ? `round ${number} of ${job.rounds.toLocaleString("en")}` : job.state,
+      `${job.state === "running" || hasEnded(job) ? "" : `${job.state}, `}${timeLeft(job, now)}`,
+      progressBar(hasEnded(job) ? job.committed / job.rounds : (job.done ?? 0)),
+    ),
+    tile(
+      "loss",
+      "Loss",
+      isNumber(last) ? short(last) : "–",
+      isNumber(first) ? `began at ${short(first)}${how ? `, ${how}` : ""}` : "lower is better",
+      sparkline(points),
+      how === "does not fall" ? "warn" : "",
+    ),
+    job.evaluation &&
+      tile(
+        "metric",
+        job.evaluation.metric,
+        short(job.evaluation.value),
+        `on ${plural(job.evaluation.rows, "held-out row")}, after round ${job.evaluation.round}`,
+      ),
+    tile(
+      "speed",
+      "Speed",
+      isNumber(speed) && speed > 0 ? `${short(speed)} samples/s` : "–",
+      isRunning ? "all clusters together, now" : "in the last round",
+    ),
+    heldBack(lost, detail?.held_back ?? []),
+  ];
+}
+
+// What a job would have to speed up. A lost host comes before what the plan expects.
+function heldBack(lost, clusters) {
+  const words = clusters.map(({ cluster, by }) => [cluster, ...by.split(": ")]);
+  if (lost) return tile("limit", "Held back by", lost.id, "is lost, and its cluster needs it", null, "limit");
+  if (!words.length) return null;
+  const [[cluster, part, seconds], other] = words;
+  return tile(
+    "limit",
+    "Held back by",
+    part,
+    `cluster ${cluster}: ${seconds}${other ? `; cluster ${other[0]}: ${other[1]}` : ""}`,
+    null,
+    "limit",
+  );
+}
+
+// What is wrong, in whole sentences. Empty if nothing is.
+export function problems({ job, rounds, sections, now }) {
+  const found = [],
+    details = Object.values(sections.details ?? {});
+  const named = new Set();
+  for (const host of details.flatMap((detail) => [...detail.pipeline, ...detail.others]).concat(sections.edge ?? [])) {
+    if (named.has(host.id)) continue;
+    named.add(host.id);
+    if (host.state === "lost")
+      found.push(
+        `${host.id} is lost: ${host.last_seen ? `no heartbeat since ${clock(host.last_seen)}` : "it has not registered"}. Start it again, or look at its network.`,
+      );
+    if (host.state === "suspected") found.push(`${host.id} is left out for a while: ${host.suspicion}`);
+  }
+  const unnamed = (sections.clusters ?? []).filter((cluster) => (cluster.lost || cluster.suspected) && !sections.details?.[cluster.index]);
+  if (unnamed.length) {
+    const lost = unnamed.reduce((sum, cluster) => sum + cluster.lost, 0),
+      some = unnamed
+        .slice(0, 6)
+        .map((cluster) => cluster.index)
+        .join(", ");
+    if (lost)
+      found.push(
+        `${plural(lost, "host")} of ${plural(unnamed.length, "cluster")} (${some}${unnamed.length > 6 ? ", …" : ""}) sent no heartbeat for 10 s.`,
+      );
+  }
+  if (!job) return found;
+  for (const line of sections.job?.id === job.id ? (sections.job.trouble ?? []) : []) found.push(line.split(/(?<=[.]) /)[0]);
+  if (job.state === "failed") found.push(`The job failed: ${job.message}`);
+  if (trend(rounds) === "does not fall") found.push("The loss does not fall: try another learning rate, or check the labels.");
+  return found;
+}
+
+// The tab with the curves of a job.
+export const curves = ({ rounds, job }) =>
+  rounds.length === 0
+    ? h("p", { class: "quiet" }, "Curves appear when the first round is committed.")
+    : [
+        chart("loss", "Loss", "of each step, mean over the clusters"),
+        rounds.some((round) => round.metrics) &&
+          chart("metric", Object.keys(rounds.find((round) => round.metrics).metrics)[0], "on held-out rows, after each round"),
+        chart("speed", "Speed", "rows that all clusters trained in a second"),
+        chart("time", "Time of a round", "as the scheduler predicted it, and as it was"),
+        rounds.some((round) => Object.keys(round.queues ?? {}).length) &&
+          chart("queues", "Energy queues", `of ${job.strategy}: energy used beyond the budget, in budgets of a round`),
+      ];
+
+export function drawCurves({ rounds, every }) {
+  const points = losses(rounds, every),
+    x = rounds.map((round) => round.round),
+    of = (read) => rounds.map((round) => read(round) ?? null);
+  drawInto("loss", { unit: "loss", series: [["loss", "--busy"]], data: [points.map(([at]) => at), points.map(([, loss]) => loss)] });
+  const names = Object.keys(rounds.find((round) => round.metrics)?.metrics ?? {});
+  const hues = ["--busy", "--good", "--bottleneck", "--quiet"];
+  drawInto("metric", {
+    unit: names[0] ?? "",
+    series: names.slice(0, 4).map((name, index) => [name, hues[index], { points: true }]),
+    data: [x, ...names.slice(0, 4).map((name) => of((round) => round.metrics?.[name]))],
+  });
+  drawInto("speed", {
+    unit: "samples/s",
+    fromZero: true,
+    series: [["samples/s", "--busy", { points: rounds.length < 40 }]],
+    data: [x, of((round) => round.samples_per_second)],
+  });
+  drawInto("time", {
+    unit: "seconds",
+    fromZero: true,
+    series: [
+      ["took", "--busy", { points: rounds.length < 40 }],
+      ["predicted", "--bottleneck"],
+    ],
+    data: [x, of((round) => round.seconds), of((round) => round.predicted_seconds)],
+  });
+  const queues = [...new Set(rounds.flatMap((round) => Object.keys(round.queues ?? {})))].slice(0, 8);
+  drawInto("queues", {
+    unit: "round budgets",
+    series: queues.map((id, index) => [id, [...hues, "--lost", "--text", "--line", "--memory"][index]]),
+    data: [x, ...queues.map((id) => of((round) => round.queues?.[id]))],
+  });
+}
