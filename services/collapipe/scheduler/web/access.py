@@ -136,22 +136,23 @@ class Access:
             extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
             self._names.update(extension.value.get_values_for_type(x509.DNSName))
 
-    def visitor(self, cookie: str, uris: list[str], certificate: bytes | None) -> Visitor:
+    def visitor(self, cookie: str, uris: list[str], chain: bytes | None) -> Visitor:
         """Returns who a visitor is.
 
         Args:
             cookie: The value of the cookie of `Links`, or "".
-            uris, certificate: The identities in the certificate of the visitor, and the certificate in DER.
+            uris: The identities in the certificate of the visitor.
+            chain: That certificate and the one of its issuing authority, in PEM. `None` without a certificate.
 
         Raises:
-            NotPermittedError: The key of the certificate is revoked.
+            NotPermittedError: The key of one of them is revoked.
         """
         if self.links is not None:
             has_link = self.links.knows(cookie)
             return Visitor(may_see=has_link, has_link=has_link)
-        if certificate is None:
+        if chain is None:
             return Visitor(may_see=True)
-        self._security.revoked.check(certificate)
+        self._security.revoked.check(chain)
         return Visitor(may_see=True, identity=Identity.from_uris(uris))
 
     def is_own(self, header: str) -> bool:

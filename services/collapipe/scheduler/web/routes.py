@@ -212,7 +212,7 @@ class _Routes:
     def _reader(self, request: Request) -> Visitor:
         """Returns who asks; raises `NotPermittedError` for somebody who may see nothing."""
         cookie = request.cookies.get(_cookie_name(request), "")
-        visitor = self._access.visitor(cookie, request.state.uris, request.state.certificate)
+        visitor = self._access.visitor(cookie, request.state.uris, request.state.chain)
         if not visitor.may_see:
             raise NotPermittedError(
                 "open the link that `collapipe status` prints: other users of this machine reach this address, too"

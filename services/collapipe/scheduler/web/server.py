@@ -131,6 +131,8 @@ def _context(security: Security) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_OPTIONAL
     assert security.ca and security.certificate and security.key
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0  # A resumed connection would not know the chain of the visitor.
     context.load_verify_locations(security.ca)
     context.load_cert_chain(security.certificate, security.key)
 
@@ -141,6 +143,13 @@ def _context(security: Security) -> ssl.SSLContext:
 
     context.sni_callback = renew
     return context
+
+
+def _chain(tls: ssl.SSLObject) -> bytes:
+    """Returns the certificates between a visitor and the root, in PEM."""
+    # Python has no public name for it before 3.13.
+    chain = tls._sslobj.get_verified_chain() or []  # type: ignore[attr-defined]
+    return "".join(certificate.public_bytes() for certificate in chain[:-1]).encode()
 
 
 def _protocol() -> type[asyncio.Protocol]:
@@ -155,7 +164,7 @@ def _protocol() -> type[asyncio.Protocol]:
             self.app_state = {
                 "transport": transport,
                 "uris": [v for kind, v in (shown or {}).get("subjectAltName", ()) if kind == "URI"],
-                "certificate": tls.getpeercert(binary_form=True) if shown else None,
+                "chain": _chain(tls) if shown else None,
             }
             self._silent = self.loop.call_later(SILENCE_SECONDS, self._end_silent, None)
             if len(self.connections) > MOST_CONNECTIONS:
