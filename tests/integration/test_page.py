@@ -56,9 +56,18 @@ def test_page_of_a_testbed_shows_a_job_from_its_queue_to_its_records(
     assert during, "the page has not shown the pipeline while the job ran"
     planned = [stage.host_id for stage in finished.plans(0)[0].stages]
     assert [host["id"] for host in during[0]["details"]["0"]["pipeline"]] == planned
-    state = visitor.get("/api/state", params={"job": finished.job_id}).json()
-    [status] = [one for one in state["jobs"] if one["id"] == finished.job_id]
-    assert (status["state"], status["committed"], status["mine"]) == ("succeeded", 2, True)
+
+    def status() -> dict[str, Any]:
+        return next(one for one in look_at(finished.job_id)["jobs"] if one["id"] == finished.job_id)
+
+    def look_at(job_id: str) -> dict[str, Any]:
+        state: dict[str, Any] = visitor.get("/api/state", params={"job": job_id}).json()
+        return state
+
+    # The page looks at the jobs once a second.
+    wait_for(lambda: status()["state"] == "succeeded", "the page shows the end of the job")
+    assert (status()["committed"], status()["mine"]) == (2, True)
+    state = look_at(finished.job_id)
     assert any(event["kind"] == "round_committed" for event in state["job"]["events"])
     page = visitor.get(f"/api/jobs/{finished.job_id}/rounds").json()
     assert [each["round"] for each in page["rounds"]] == [1, 2] and page["done"]
