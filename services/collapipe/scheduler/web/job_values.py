@@ -184,10 +184,16 @@ def _event(event: Event, began: float) -> Value | None:
     if kind == "incident":
         words = event.incident.message
         kind = scheduler_pb2.IncidentCode.Name(event.incident.code).removeprefix("INCIDENT_CODE_")
+    elif kind == "data_note":
+        words = event.data_note.message
+    elif kind == "warning":
+        words = f"{event.warning.message}: {event.warning.advice}"
+        kind = scheduler_pb2.WarningCode.Name(event.warning.code).removeprefix("WARNING_CODE_")
     elif kind == "round_started":
-        attempt = event.round_started.attempt
+        attempt, change = event.round_started.attempt, event.round_started.change
         words = f"round {event.round_started.round_index + 1} starts"
         words += f" (attempt {attempt + 1})" if attempt else ""
+        words += f": {change}" if change else ""
     elif kind == "round_committed":
         committed = event.round_committed
         late = ", ".join(map(str, committed.late_clusters))
