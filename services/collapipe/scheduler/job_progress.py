@@ -6,8 +6,8 @@ from typing import Any
 
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import timestamp_after
-from collapipe.scheduler.job_warnings import FlatLoss, OneAnswer, WaitingDevices
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundResult
+from collapipe.scheduler.job_warnings import FlatLoss, OneAnswer, WaitingDevices
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
