@@ -199,7 +199,7 @@ def _history(view: JobView, width: int) -> Text:
 
 def _clusters(view: JobView, now: _Now, room: int, width: int) -> Iterable[RenderableType]:
     """Draws as many clusters and hosts as there is room for, the slowest ones, and counts the others."""
-    clusters = view.clusters
+    clusters = () if view.ended else view.clusters
     wanted = sum(1 + len(cluster.stages) for cluster in clusters)
     rows = [1 + len(cluster.stages) for cluster in clusters]
     if wanted > room and clusters:
@@ -219,7 +219,7 @@ def _clusters(view: JobView, now: _Now, room: int, width: int) -> Iterable[Rende
     else:
         hidden = []
     for cluster, most in zip(clusters, rows, strict=True):
-        yield _cluster_line(cluster)
+        yield _cluster_line(cluster, is_trained=view.num_rounds_committed == view.num_rounds)
         yield _stage_table(cluster, now, most - 1, width)
     if hidden:
         steps = [cluster.steps_done for cluster in hidden]
@@ -228,11 +228,13 @@ def _clusters(view: JobView, now: _Now, room: int, width: int) -> Iterable[Rende
         yield _line(f"  and {len(hidden)} more clusters, at step{at}of {total}", "dim")
 
 
-def _cluster_line(cluster: ClusterView) -> RenderableType:
+def _cluster_line(cluster: ClusterView, *, is_trained: bool) -> RenderableType:
     facts = f"step {cluster.steps_done}/{cluster.local_steps or '?'}"
-    if cluster.loss is not None:
+    if is_trained:
+        facts = "evaluates the model"
+    elif cluster.loss is not None:
         facts += f"  loss {cluster.loss:.4f}"
-    if cluster.samples_per_second:
+    if cluster.samples_per_second and not is_trained:
         facts += f"  {cluster.samples_per_second:.1f} samples/s"
     bar = ProgressBar(total=cluster.local_steps or 1, completed=cluster.steps_done, width=20)
     return _row(f"  cluster {cluster.cluster_index}", bar, facts)
@@ -248,8 +250,10 @@ def _stage_table(cluster: ClusterView, now: _Now, most: int, width: int) -> Rend
         shown = set(ranked[: max(1, most - 1)])
     table = Table.grid(padding=(0, 1))
     for part in ("mark", "host", "units", "busy", "memory", "link"):
-        justify, least = _COLUMNS.get(part, ("left", None))
-        table.add_column(no_wrap=True, overflow="ellipsis", justify=justify, min_width=least)
+        justify, least = _COLUMNS.get(part, (None, None))
+        table.add_column(
+            no_wrap=True, overflow="ellipsis", justify=justify or "left", min_width=least
+        )
     next_of = {one.host_id: other.host_id for one, other in pairwise(cluster.stages)}
     for stage in cluster.stages:
         if stage.host_id not in shown:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -80,7 +81,7 @@ class PlainDisplay(Display):
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._last = ""
-        self._serving_at = time.monotonic()
+        self._serving_at, self._num_serving = time.monotonic(), 0
 
     def show(self, event: WatchJobResponse) -> None:
         before = self.view
@@ -91,8 +92,9 @@ class PlainDisplay(Display):
             self._last = line
 
     def serving(self, num_serving: int, num_processes: int) -> None:
-        if time.monotonic() - self._serving_at > _SERVING_SECONDS:
-            self._serving_at = time.monotonic()
+        is_due = time.monotonic() - self._serving_at > _SERVING_SECONDS
+        if is_due and num_serving != self._num_serving:
+            self._serving_at, self._num_serving = time.monotonic(), num_serving
             self.note(f"{num_serving} of {num_processes} processes serve")
 
 
@@ -106,6 +108,7 @@ class LiveDisplay(Display):
         self._snapshot: Mapping[str, Any] = {}
         self._taken_at = 0.0
         self._serving = 0, 0
+        self._heard_at = time.monotonic()
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._picture)
 
     def __enter__(self) -> Self:
@@ -117,6 +120,7 @@ class LiveDisplay(Display):
 
     def show(self, event: WatchJobResponse) -> None:
         super().show(event)
+        self._heard_at = time.monotonic()
         for line in incident_lines(event):
             self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
@@ -131,12 +135,14 @@ class LiveDisplay(Display):
         self._console.print(message, style=style, markup=False, highlight=False)
 
     def _picture(self) -> RenderableType:
-        now, since = time.time(), time.monotonic() - self._taken_at
+        now, view = time.monotonic(), self.view
+        if not view.ended:  # The clock goes on between events.
+            view = replace(view, elapsed_seconds=view.elapsed_seconds + now - self._heard_at)
         return render(
-            self.view,
-            now,
+            view,
+            time.time(),
             self._snapshot,
-            snapshot_age=since,
+            snapshot_age=now - self._taken_at,
             serving=self._serving,
             width=self._console.width,
             height=self._console.height,

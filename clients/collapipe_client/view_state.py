@@ -325,4 +325,5 @@ def _cluster_changes(before: ClusterView, after: ClusterView) -> Iterable[str]:
                 f"{after.samples_per_second:.1f} samples/s"
             )
     if before.stalled_reports < _STALLED_REPORTS == after.stalled_reports:
-        yield f" stands still: {after.waiting_for}"
+        verb = "stands still" if after.waiting_for.startswith("step ") else "waits"
+        yield f" {verb}: {after.waiting_for}"

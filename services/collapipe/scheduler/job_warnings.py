@@ -17,12 +17,13 @@ _LONG_WARM_UP = 0.5
 """A warm-up that takes more than this part of the training is too long."""
 _SAME_ANSWERS = 3
 """So many evaluations in a row with one answer are told, or the last one of a job."""
-_LEAST_STEPS, _LEAST_SHARE = 40, 0.1
-"""The loss is looked at after so many steps, after this part of the job, and after twice the warm-up."""
-_LEAST_FALL = 0.01
-"""A loss that falls by a smaller part from the first quarter of the steps to the last one does not fall."""
+_LEAST_STEPS, _MANY_STEPS = 40, 1000
+"""The loss is looked at after so many steps, in the second half of the job or after many steps, and after twice the warm-up."""
+_LEAST_FALL = 0.02
+"""A loss that falls by a smaller part from the first quarter of the steps to the last one, and by less than twice the standard
+error, does not fall."""
 _MOST_NOISE = 0.05
-"""With a larger standard error of that part, nothing is said."""
+"""With a larger standard error, as a part of the loss, nothing is said."""
 _MOST_LOSSES = 4000
 _LEAST_BUSY, _WAITING_SECONDS, _WAITING_ROUNDS = 0.05, 10.0, 2
 """A device that is busy for a smaller share, and waits for more seconds, in so many rounds in a row only waits."""
@@ -107,13 +108,15 @@ class FlatLoss:
             )
         num_steps = len(self._losses) * self._steps_of_mean
         warm_up = job.training.num_warm_up_steps(job.total_steps)
-        if num_steps < max(_LEAST_STEPS, _LEAST_SHARE * job.total_steps, 2 * warm_up):
+        if num_steps < max(_LEAST_STEPS, min(job.total_steps / 2, _MANY_STEPS), 2 * warm_up):
             return None
         size = len(self._losses) // 4
         first, last = self._losses[:size], self._losses[-size:]
         before, now = statistics.fmean(first), statistics.fmean(last)
         noise = math.sqrt((statistics.variance(first) + statistics.variance(last)) / size)
-        if before - now >= _LEAST_FALL * abs(before) or noise > _MOST_NOISE * abs(before):
+        if before - now >= min(_LEAST_FALL * abs(before), 2 * noise):
+            return None
+        if noise > _MOST_NOISE * abs(before):
             return None
         return JobWarning(
             code=scheduler_pb2.WARNING_CODE_FLAT_LOSS,

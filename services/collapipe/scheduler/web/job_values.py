@@ -66,6 +66,8 @@ class WatchedJob:
             self.document.num_rounds_committed,
         )
         shares = [p.steps_done / p.local_steps for p in self.progress.values() if p.local_steps]
+        if committed >= total:  # Only an evaluation is left.
+            return {"done": 1.0}
         is_under_way = self.started.round_started.round_index >= committed
         done = committed + (sum(shares) / len(shares) if shares and is_under_way else 0.0)
         recent = self.round_seconds[-_RECENT_ROUNDS:] or [planned_seconds]
