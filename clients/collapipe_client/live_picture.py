@@ -178,7 +178,8 @@ def _facts(view: JobView, snapshot: Mapping[str, Any], now: _Now) -> list[Render
         lines.append(_line(f"  waits for: cluster {slowest.cluster_index}, {slowest.waiting_for}"))
     by_state: dict[str, list[str]] = {}
     for host in (*now.hosts.values(), *now.others):
-        if host.get("state") in ("lost", "suspected", "idle"):
+        states = ("lost", "suspected", "idle") if view.clusters else ("lost", "suspected")
+        if host.get("state") in states:
             by_state.setdefault(host["state"], []).append(host["id"])
     if by_state:
         said = [f"{state}: {_names(ids)}" for state, ids in by_state.items()]

@@ -120,7 +120,8 @@ class LiveDisplay(Display):
 
     def show(self, event: WatchJobResponse) -> None:
         super().show(event)
-        self._heard_at = time.monotonic()
+        if event.number:  # Not only a sign of life.
+            self._heard_at = time.monotonic()
         for line in incident_lines(event):
             self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
