@@ -297,8 +297,9 @@ def _say_memory(host: Mapping[str, Any], width: int) -> str:
     needs, limit, held = (host.get(f"{name}_bytes") for name in ("needs", "limit", "memory"))
     if limit and needs is not None:
         of = "/" if width < _WIDE else " of "
-        return f"{needs / 1e6:.3g}{of}{limit / 1e6:.3g} MB"
-    return f"{held / 1e6:.3g} MB" if held else ""
+        unit, size = ("GB", 1e9) if limit >= 1e9 else ("MB", 1e6)
+        return f"{needs / size:.3g}{of}{limit / size:.3g} {unit}"
+    return f"{held / 1e6:.0f} MB" if held else ""
 
 
 def _say_link(link: Mapping[str, Any], width: int) -> str:

@@ -374,6 +374,14 @@ def test_picture_has_the_whole_job_in_every_width(width: int) -> None:
     assert [line for line in lines if "…" in line and "waits for" not in line] == []
 
 
+def test_memory_of_a_large_device_is_in_gigabytes() -> None:
+    view, snapshot = _large(1, 1)
+    snapshot["details"]["0"]["pipeline"][1] |= {"limit_bytes": 12e9, "needs_bytes": 3.1e8}
+    snapshot["details"]["0"]["pipeline"][2] |= {"limit_bytes": None, "memory_bytes": 1.234e9}
+    text = "\n".join(_picture(view, 80, 40, snapshot))
+    assert "0.31/12 GB" in text and " 1234 MB" in text
+
+
 def _with_size(
     made: tuple[JobView, dict[str, Any]], width: int, height: int = 50
 ) -> tuple[JobView, int, int, dict[str, Any]]:
