@@ -1,8 +1,9 @@
-"""Makes the pictures of the terminal for the documents: the preset `demo` at work, in 80 and in 140 columns.
+"""Makes the pictures of the terminal for the documents: a job at work, in 80 and in 140 columns.
 
     python -m benchmarks.terminal_pictures
 
-A testbed of six devices trains over links of 30 Mbit/s until its third round is half done.
+A testbed of six devices trains a small model on the data of the preset `demo`, over links of 30 Mbit/s, until its third round is
+half done.
 """
 
 import io
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.page_pictures import small_demo
 from collapipe.emulation.emulation_file import Emulation
-from collapipe_client import LocalTestbed, load_preset
+from collapipe_client import LocalTestbed
 from collapipe_client.live_picture import render
 from collapipe_client.view_state import JobView, apply_event
 
@@ -31,7 +33,7 @@ def main() -> None:
         LocalTestbed([3, 3], Path(folder), emulation=emulation) as testbed,
         testbed.client() as client,
     ):
-        job_id = client.submit(load_preset("demo"))
+        job_id = client.submit(small_demo())
         for event in client.watch(job_id):
             view = apply_event(view, event)
             steps = [cluster.steps_done for cluster in view.clusters]

@@ -23,7 +23,7 @@ def test_warnings_come_before_the_first_round_and_a_snapshot_shows_the_hosts(
                 warned.append(event.warning.code)
             if event.HasField("progress"):
                 snapshots.append(client.snapshot(job_id, [0]))
-    assert warned == [WARNING_CODE_LONG_WARM_UP, WARNING_CODE_FEW_ROWS]
+    assert warned[:2] == [WARNING_CODE_LONG_WARM_UP, WARNING_CODE_FEW_ROWS]
     assert kinds.index("warning") < kinds.index("round_started")
     shown = [snapshot["details"]["0"]["pipeline"] for snapshot in snapshots]
     pipeline = next(one for one in shown if one)
