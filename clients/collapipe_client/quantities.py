@@ -56,12 +56,14 @@ def say_age(seconds: float) -> str:
 
 
 def say_duration(seconds: float) -> str:
-    """Writes a duration with one or two units: "42 s", "3 min 5 s" or "2 h 10 min"."""
+    """Writes a duration with one or two units: "42 s", "3 min 5 s", "12 min" or "2 h 10 min"."""
     whole = round(max(seconds, 0.0))
     if whole < 60:
         return f"{whole} s"
-    if whole < 3600:
+    if whole < 600:
         return f"{whole // 60} min {whole % 60} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
