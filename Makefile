@@ -34,7 +34,7 @@ WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, 
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app, \
 	collapipe.allocation.search.labels; collapipe.allocation.search.labels.compile_search()
 
-.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording page-pictures bench clean setup setup-dev
+.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording page-pictures terminal-pictures bench clean setup setup-dev
 
 demo: setup
 	$(BIN)/collapipe train --preset demo
@@ -105,6 +105,10 @@ recording: setup-dev
 # Makes the pictures of the page in the browser. It needs Debian's package chromium.
 page-pictures: setup-dev
 	$(BIN)/python -m benchmarks.page_pictures
+
+# Makes the pictures of the terminal in 80 and in 140 columns.
+terminal-pictures: setup-dev
+	$(BIN)/python -m benchmarks.terminal_pictures
 
 bench: setup-dev
 	$(BIN)/python -m benchmarks

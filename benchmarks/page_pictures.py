@@ -80,7 +80,7 @@ def few(browser: Browser, workspace: Path) -> None:
         page.locator(".host").nth(7).wait_for()
         take(page, "page-rest")
         with testbed.client() as client:
-            job_id = client.submit(_small_demo())
+            job_id = client.submit(small_demo())
         page.get_by_text(re.compile("round [4-9] of 30")).wait_for()
         page.get_by_text(re.compile("step [3-9] of 10")).first.wait_for()
         page.locator(_TRAFFIC).first.wait_for(state="attached")
@@ -134,7 +134,7 @@ def many(browser: Browser, folder: Path) -> None:
         print(json.dumps({"scheduler_with_1000_devices": process_size(scheduler["pid"])}))
 
 
-def _small_demo() -> JobConfig:
+def small_demo() -> JobConfig:
     """Returns the demo with a model that a slow machine trains, too."""
     content = load_preset("demo").model_dump()
     config = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}

@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +34,7 @@ from collapipe_client.job_files import (
 )
 from collapipe_client.jobs_commands import JobArgument, jobs_app
 from collapipe_client.join_command import join, renew
-from collapipe_client.live_view import make_display
+from collapipe_client.live_view import Display, make_display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.model_commands import evaluate, predict
 from collapipe_client.plan_commands import choose_job, plan_app
@@ -112,13 +112,15 @@ def train(
             _check_empty(output, overwrite)
         display = make_display(Console(), as_json)
         try:
-            with _testbed_for(
-                job, endpoint, testbed_options, endpoint_options.workspace, display.note
-            ) as (client, testbed):
+            with (
+                display,
+                _testbed_for(
+                    job, endpoint, testbed_options, endpoint_options.workspace, display
+                ) as (client, testbed),
+            ):
                 if as_json:
                     print_json({"event": "job", "config": job.model_dump(mode="json")})
-                with display:
-                    job_id = run_job(client, job, display, resume=resume, testbed=testbed)
+                job_id = run_job(client, job, display, resume=resume, testbed=testbed)
                 view = display.view
                 if view.state == "succeeded":
                     directory = output or _free_folder(job.name, job_id, overwrite)
@@ -267,7 +269,7 @@ def _testbed_for(
     endpoint: Endpoint | None,
     options: LocalTestbedOptions,
     workspace: Path,
-    progress: Callable[[str], None],
+    display: Display,
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
     """Opens a client of the scheduler that was found, or of a testbed that is started for the job."""
     if endpoint is not None:
@@ -285,7 +287,7 @@ def _testbed_for(
         if endpoint.testbed is not None:
             _check_fits(job, [len(cluster) for cluster in endpoint.testbed.shape])
             if link := Workspace(workspace).page_link():
-                progress(page_line(link))
+                display.note(page_line(link))
         with endpoint.client() as client:
             yield client, None
         return
@@ -295,17 +297,22 @@ def _testbed_for(
     _check_fits(job, counts)
     clusters = options.read_clusters(counts)
     emulation = options.read_emulation(counts)
-    progress(
+    display.note(
         f"starting a testbed in {workspace}: scheduler, edge server, and clusters of "
         f"{', '.join(map(str, counts))} devices"
     )
     with (
         LocalTestbed(
-            clusters, workspace, emulation=emulation, supervised=True, progress=progress
+            clusters,
+            workspace,
+            emulation=emulation,
+            supervised=True,
+            progress=display.note,
+            serving=display.serving,
         ) as testbed,
         testbed.client() as client,
     ):
-        progress(page_line(testbed.workspace.page_link()))
+        display.note(page_line(testbed.workspace.page_link()))
         yield client, testbed
 
 

@@ -1,6 +1,7 @@
 """The Python client: submits jobs, follows their events, and fetches models. It needs no torch."""
 
 import itertools
+import json
 import math
 import shutil
 import tempfile
@@ -52,6 +53,7 @@ from collapipe.v1.scheduler_pb2 import (
     DeleteJobRequest,
     ExplainDecisionRequest,
     ExplainDecisionResponse,
+    GetJobSnapshotRequest,
     GetPlansRequest,
     GetTraceRequest,
     GetTraceResponse,
@@ -141,6 +143,17 @@ class CollaPipeClient:
     def jobs(self) -> list[JobStatus]:
         """Lists the jobs, oldest first."""
         return list(self._call(self._scheduler.ListJobs, ListJobsRequest()).jobs)
+
+    def snapshot(self, job_id: str, clusters: Sequence[int] = ()) -> dict[str, Any]:
+        """Returns what a job and its hosts do at the moment, as the page in the browser gets it.
+
+        Args:
+            clusters: Clusters of the job whose hosts and links are wanted. Without any, the first ones.
+        """
+        request = GetJobSnapshotRequest(job_id=job_id, clusters=clusters)
+        answer = self._call(self._scheduler.GetJobSnapshot, request)
+        found: dict[str, Any] = json.loads(answer.snapshot_json)
+        return found
 
     def find_job(self, job: str) -> JobStatus:
         """Finds a job by its id, or the newest job by its name. Raises `NotFoundError` if there is none."""

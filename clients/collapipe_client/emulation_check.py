@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from collapipe.emulation.device_profiles import MAX_OVERRUN_RATIO
 from collapipe.errors import WrongStateError
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import ProcessRecord
 
 MAX_REAL_CORES = 1.5
 """Largest processor time of all processes together, in seconds per second."""
-MAX_OVERRUN_RATIO = 0.02
-"""Largest ratio of overrun to busy time."""
 
 _BUSY = (
     "collapipe_stage_forward_seconds_sum",

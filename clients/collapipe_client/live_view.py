@@ -2,34 +2,30 @@
 
 import json
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 from typing_extensions import Self
 
 from collapipe.v1.scheduler_pb2 import WatchJobResponse
+from collapipe_client.live_picture import render
 from collapipe_client.message_json import to_document
-from collapipe_client.trouble import incident_lines, say_trouble
-from collapipe_client.view_state import (
-    ClusterView,
-    JobView,
-    apply_event,
-    late_words,
-    progress_lines,
-    say_evaluation,
-    say_privacy_loss,
-)
+from collapipe_client.trouble import incident_lines
+from collapipe_client.view_state import JobView, apply_event, progress_lines
 
-_STEP_BAR_WIDTH = 24
-_BUSY_BAR_WIDTH = 12
-_STATE_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow"}
+_SERVING_SECONDS = 5.0
+"""Least time between two lines about how many processes serve."""
+_MOST_WANTED = 12
+"""Clusters whose hosts and links a snapshot has, at most."""
 
 
 class Display:
     """Shows the events of a job. Use it in `with`."""
+
+    shows_snapshots = False
 
     def __init__(self, console: Console) -> None:
         self.view = JobView()
@@ -45,6 +41,17 @@ class Display:
     def show(self, event: WatchJobResponse) -> None:
         """Updates the view, and shows the event."""
         self.view = apply_event(self.view, event)
+
+    def take(self, snapshot: Mapping[str, Any]) -> None:
+        """Shows a snapshot of the job: that of `CollaPipeClient.snapshot`."""
+
+    def wanted_clusters(self) -> Sequence[int]:
+        """Returns the clusters whose hosts and links the next snapshot should have: those that are furthest behind."""
+        behind = sorted(self.view.clusters, key=lambda one: one.steps_done / (one.local_steps or 1))
+        return [cluster.cluster_index for cluster in behind[:_MOST_WANTED]]
+
+    def serving(self, num_serving: int, num_processes: int) -> None:
+        """Shows how many processes of a testbed that starts serve already."""
 
     def note(self, message: str) -> None:
         """Shows a message that is not an event of the job."""
@@ -69,25 +76,40 @@ class JsonDisplay(Display):
 
 
 class PlainDisplay(Display):
-    """Prints lines for a log file or a pipe."""
+    """Prints lines for a log file or a pipe. No line is printed twice in a row."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._last = ""
+        self._serving_at, self._num_serving = time.monotonic(), 0
 
     def show(self, event: WatchJobResponse) -> None:
         before = self.view
         super().show(event)
         for line in [*incident_lines(event), *progress_lines(before, self.view)]:
-            self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
+            if line != self._last:
+                self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
+            self._last = line
+
+    def serving(self, num_serving: int, num_processes: int) -> None:
+        is_due = time.monotonic() - self._serving_at > _SERVING_SECONDS
+        if is_due and num_serving != self._num_serving:
+            self._serving_at, self._num_serving = time.monotonic(), num_serving
+            self.note(f"{num_serving} of {num_processes} processes serve")
 
 
 class LiveDisplay(Display):
     """Redraws a picture of the job four times a second. Notes and incidents appear above it."""
 
+    shows_snapshots = True
+
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._live = Live(
-            console=console,
-            refresh_per_second=4,
-            get_renderable=lambda: render(self.view, time.time()),
-        )
+        self._snapshot: Mapping[str, Any] = {}
+        self._taken_at = 0.0
+        self._serving = 0, 0
+        self._heard_at = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._picture)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -98,11 +120,34 @@ class LiveDisplay(Display):
 
     def show(self, event: WatchJobResponse) -> None:
         super().show(event)
+        if event.number:  # Not only a sign of life.
+            self._heard_at = time.monotonic()
         for line in incident_lines(event):
             self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
+    def take(self, snapshot: Mapping[str, Any]) -> None:
+        self._snapshot, self._taken_at = snapshot, time.monotonic()
+
+    def serving(self, num_serving: int, num_processes: int) -> None:
+        self._serving = num_serving, num_processes
+
     def note(self, message: str) -> None:
-        self._console.print(message, markup=False, highlight=False)
+        style = "yellow" if "warning: " in message else ""
+        self._console.print(message, style=style, markup=False, highlight=False)
+
+    def _picture(self) -> RenderableType:
+        now, view = time.monotonic(), self.view
+        if not view.ended:  # The clock goes on between events.
+            view = replace(view, elapsed_seconds=view.elapsed_seconds + now - self._heard_at)
+        return render(
+            view,
+            time.time(),
+            self._snapshot,
+            snapshot_age=now - self._taken_at,
+            serving=self._serving,
+            width=self._console.width,
+            height=self._console.height,
+        )
 
 
 def event_document(kind: str, event: WatchJobResponse) -> dict[str, object]:
@@ -112,65 +157,3 @@ def event_document(kind: str, event: WatchJobResponse) -> dict[str, object]:
         "elapsed_seconds": event.elapsed_seconds,
         **to_document(getattr(event, kind)),
     }
-
-
-def render(view: JobView, now: float) -> RenderableType:
-    """Draws a job. `now` is the Unix time in seconds."""
-    parts: list[RenderableType] = [_headline(view)]
-    if view.message:
-        parts.append(Text(f"  {view.message}", style=_STATE_STYLES.get(view.state, "yellow")))
-    if view.trouble is not None:
-        trouble = say_trouble(view.trouble, now, view.message)
-        parts.append(Text(f"  {trouble}", style="yellow"))
-    for cluster in view.clusters:
-        parts += [_cluster_line(cluster, view.ended), _stage_table(cluster)]
-    if view.evaluation is not None:
-        parts.append(Text(f"  {say_evaluation(view.evaluation)}", style="bold"))
-    if view.privacy_loss is not None:
-        parts.append(Text(f"  {say_privacy_loss(view.privacy_loss)}"))
-    return Group(*parts)
-
-
-def _headline(view: JobView) -> RenderableType:
-    text = Text()
-    text.append(view.name or "job", style="bold")
-    text.append(f"  {view.state or 'submitted'}", style=_STATE_STYLES.get(view.state, "cyan"))
-    if view.round_index is not None and not view.ended:
-        text.append(f"  round {view.round_index + 1}/{view.num_rounds}")
-        if view.attempt:
-            text.append(f" (attempt {view.attempt + 1})", style="yellow")
-    elif view.num_rounds:
-        text.append(f"  {view.num_rounds_committed}/{view.num_rounds} rounds committed")
-    if late_words(view):
-        text.append(f"  last round {late_words(view)}", style="yellow")
-    text.append(f"  {view.elapsed_seconds:.0f} s", style="dim")
-    return text
-
-
-def _cluster_line(cluster: ClusterView, job_ended: bool) -> RenderableType:
-    facts = Text(f"step {cluster.steps_done}/{cluster.local_steps or '?'}")
-    if cluster.loss is not None:
-        facts.append(f"  loss {cluster.loss:.4f}")
-    if cluster.samples_per_second:
-        facts.append(f"  {cluster.samples_per_second:.1f} samples/s")
-    if cluster.waiting_for and not job_ended:
-        facts.append(f"  {cluster.waiting_for}", style="yellow")
-    steps = ProgressBar(
-        total=cluster.local_steps or 1, completed=cluster.steps_done, width=_STEP_BAR_WIDTH
-    )
-    line = Table.grid(padding=(0, 1))
-    line.add_row(f"  cluster {cluster.cluster_index}", steps, facts)
-    return line
-
-
-def _stage_table(cluster: ClusterView) -> RenderableType:
-    table = Table.grid(padding=(0, 1))
-    for stage in cluster.stages:
-        table.add_row(
-            "   ",
-            Text(stage.host_id),
-            Text(stage.units),
-            ProgressBar(total=1.0, completed=stage.busy_ratio, width=_BUSY_BAR_WIDTH),
-            f"{100 * stage.busy_ratio:.0f} % busy",
-        )
-    return table

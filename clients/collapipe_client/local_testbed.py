@@ -91,6 +91,7 @@ class LocalTestbed:
         listen: Address of the scheduler, "host:port".
         web: Address of the page in the browser, "host:port"; empty for no page. Its link is that of `Workspace.page_link`.
         progress: Receives messages about long waits and about problems that were solved.
+        serving: Receives how many processes serve, and how many there are, while they start. Without it, `progress` is told.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class LocalTestbed:
         web: str = LOOPBACK,
         start_timeout: timedelta = timedelta(seconds=180),
         progress: Callable[[str], None] | None = None,
+        serving: Callable[[int, int], None] | None = None,
     ) -> None:
         self.workspace = Workspace(workspace)
         devices = expand_clusters(clusters)
@@ -120,6 +122,7 @@ class LocalTestbed:
         self._web = web
         self._start_seconds = start_timeout.total_seconds()
         self._progress = progress or (lambda message: None)
+        self._serving = serving
         self._stopping = threading.Event()
         self._popen: dict[str, subprocess.Popen[bytes]] = {}
         self._owned = ExitStack()
@@ -350,11 +353,15 @@ class LocalTestbed:
         self.workspace.certificates.issue(holders, lifetime)
 
     def _renew_until_stopped(self) -> None:
+        told = ""
         while not self._stopping.wait(_RENEWAL_SECONDS):
             try:
                 self._issue_certificates()
+                told = ""
             except CollapipeError as error:
-                self._progress(f"the certificates of the testbed are not renewed: {error}")
+                if str(error) != told:
+                    self._progress(f"the certificates of the testbed are not renewed: {error}")
+                told = str(error)
 
     def _start_together(self, names: Sequence[str]) -> None:
         for name in names:
@@ -418,7 +425,7 @@ class LocalTestbed:
         return line
 
     def _wait_until_ready(self, names: Sequence[str]) -> None:
-        waiting = list(names)
+        waiting, told = list(names), 0
         started = reported = time.monotonic()
         while True:
             for name in list(waiting):
@@ -432,6 +439,9 @@ class LocalTestbed:
                     raise PeerLostError(
                         name, f"the testbed did not start: {self.describe_loss(name)}"
                     )
+            if self._serving is not None:
+                serve = [p for p in self._record.processes if p.address and p.name not in waiting]
+                self._serving(len(serve), len(self._services))
             if not waiting or self._stopping.is_set():
                 return
             now = time.monotonic()
@@ -442,8 +452,8 @@ class LocalTestbed:
                     f"the testbed did not start: {', '.join(waiting)} did not serve within "
                     f"{self._start_seconds:g} s; last lines of {log}:\n{last_lines(log)}",
                 )
-            if now - reported > _REPORT_SECONDS:
-                reported = now
+            if self._serving is None and now - reported > _REPORT_SECONDS and len(waiting) != told:
+                reported, told = now, len(waiting)
                 self._progress(
                     f"waiting for {len(waiting)} of {len(self._services)} processes to serve: "
                     f"{', '.join(waiting)}"

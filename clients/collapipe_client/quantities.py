@@ -55,6 +55,18 @@ def say_age(seconds: float) -> str:
     return f"{max(0.0, seconds) // 1:.0f} s"
 
 
+def say_duration(seconds: float) -> str:
+    """Writes a duration with one or two units: "42 s", "3 min 5 s", "12 min" or "2 h 10 min"."""
+    whole = round(max(seconds, 0.0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 3600:
+        return f"{whole // 60} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def say_ratio(ratio: float) -> str:
     """Writes a ratio; "" for 0."""
     return f"{100 * ratio:g}%" if ratio else ""

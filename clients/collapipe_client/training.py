@@ -1,6 +1,8 @@
 """Submits a job and follows it to its end."""
 
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
@@ -11,6 +13,8 @@ from collapipe_client.live_view import Display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_processes import SCHEDULER
 from collapipe_client.view_state import JobView
+
+_SNAPSHOT_SECONDS = 1.0
 
 
 def run_job(
@@ -61,8 +65,31 @@ def follow_job(
             raise PeerLostError(SCHEDULER, testbed.describe_loss(SCHEDULER))
         display.note(f"waiting for the scheduler: {reason}")
 
-    for event in client.watch(job_id, signs_of_life=True, waiting=away):
-        display.show(event)
+    with _snapshots(client, job_id, display):
+        for event in client.watch(job_id, signs_of_life=True, waiting=away):
+            display.show(event)
+
+
+@contextmanager
+def _snapshots(client: CollaPipeClient, job_id: str, display: Display) -> Iterator[None]:
+    """Gives the display a snapshot about once in a second, if it shows them."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(_SNAPSHOT_SECONDS):
+            # A scheduler that is away or older has none. The events tell more.
+            with suppress(CollapipeError):
+                display.take(client.snapshot(job_id, display.wanted_clusters()))
+
+    thread = threading.Thread(target=follow, name="snapshots", daemon=True)
+    if display.shows_snapshots:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if display.shows_snapshots:
+            thread.join()
 
 
 _HOW_TO_LOAD = {
@@ -73,7 +100,7 @@ print(classify("A sentence of your own."))""",
     "ner": """\
 from transformers import pipeline
 tag = pipeline("token-classification", model={model!r}, aggregation_strategy="simple")
-print(tag("A sentence of your own."))""",
+print(tag("Anna Smith works for Siemens in Berlin.") or "no names found")""",
     "translation": """\
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained({model!r})

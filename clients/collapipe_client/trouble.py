@@ -40,7 +40,9 @@ def say_trouble(trouble: JobTrouble, now: float, message: str = "") -> str:
 
 
 def incident_lines(event: WatchJobResponse) -> list[str]:
-    """Returns the code and the text of an incident, or a note about the data; nothing for other events."""
+    """Returns the code and the text of an incident or a warning, or a note about the data; nothing for other events."""
+    if event.HasField("warning"):
+        return [f"warning: {event.warning.message}: {event.warning.advice}"]
     if event.HasField("data_note"):
         return [event.data_note.message]
     if not event.HasField("incident"):

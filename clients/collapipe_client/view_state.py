@@ -1,7 +1,7 @@
 """Computes the state of a job from its events, and the lines of text that report its changes."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from collapipe.unit_names import unit_words
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
@@ -19,6 +19,9 @@ from collapipe_client.message_json import enum_word
 
 _STALLED_REPORTS = 3
 """A wait is reported when this many reports in a row have repeated it."""
+PREPARATION = ("looks for hosts", "loading data", "making the model", "profiling devices")
+"""The steps of a preparation, as the messages of the scheduler name them, in order."""
+_KEPT_ROUNDS = 5
 _FINAL_STATES = ("succeeded", "failed", "cancelled")
 
 
@@ -59,6 +62,19 @@ class ClusterView:
 
 
 @dataclass(frozen=True)
+class RoundView:
+    """A committed round.
+
+    Args:
+        loss: Mean over its steps and clusters; `None` if no cluster told one.
+    """
+
+    number: int
+    seconds: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
 class JobView:
     """The state of a job after its events so far.
 
@@ -74,6 +90,9 @@ class JobView:
         late_clusters: The clusters without which it was committed.
         ended_early: The clusters that trained fewer mini-batches than others in it: index, trained mini-batches, and all.
         privacy_loss: What private updates have revealed; `None` if updates are not private.
+        steps_began: When each step of the present preparation began, in `elapsed_seconds`, by its index in `PREPARATION`.
+        change: The last change of the plans, with its round, in words; empty before the first one.
+        rounds: The last committed rounds, in order.
     """
 
     name: str = ""
@@ -91,6 +110,9 @@ class JobView:
     late_clusters: tuple[int, ...] = ()
     ended_early: tuple[tuple[int, int, int], ...] = ()
     privacy_loss: PrivacyLoss | None = None
+    steps_began: Mapping[int, float] = field(default_factory=dict)
+    change: str = ""
+    rounds: tuple[RoundView, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -120,8 +142,15 @@ def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
                 late_clusters=tuple(event.round_committed.late_clusters),
                 ended_early=_ended_early(event.round_committed),
                 round_index=None,
+                rounds=(*view.rounds, _round_view(committed))[-_KEPT_ROUNDS:],
             )
     return view
+
+
+def _round_view(committed: RoundCommitted) -> RoundView:
+    losses = [loss for summary in committed.summaries for loss in summary.losses]
+    mean = sum(losses) / len(losses) if losses else None
+    return RoundView(committed.num_rounds, committed.round_seconds, mean)
 
 
 def _ended_early(committed: RoundCommitted) -> tuple[tuple[int, int, int], ...]:
@@ -136,6 +165,12 @@ def _ended_early(committed: RoundCommitted) -> tuple[tuple[int, int, int], ...]:
 
 def _apply_status(view: JobView, status: JobStatus) -> JobView:
     state = enum_word(JobState.Name(status.state), "JobState")
+    steps: dict[int, float] = {}
+    if state == "preparing":
+        # A new attempt may leave out steps, but looks for hosts again.
+        step = next((i for i, name in enumerate(PREPARATION) if name in status.message), 0)
+        known = {i: began for i, began in view.steps_began.items() if i <= step}
+        steps = {step: view.elapsed_seconds} | known
     return replace(
         view,
         name=status.name or view.name,
@@ -147,15 +182,18 @@ def _apply_status(view: JobView, status: JobStatus) -> JobView:
         evaluation=status.evaluation if status.HasField("evaluation") else view.evaluation,
         privacy_loss=status.privacy_loss if status.HasField("privacy_loss") else view.privacy_loss,
         clusters=() if state == "queued" else view.clusters,
+        steps_began=steps,
     )
 
 
 def _apply_round_started(view: JobView, started: RoundStarted) -> JobView:
     plans = sorted(started.plans, key=lambda plan: plan.cluster_index)
+    change = f"round {started.round_index + 1}: {started.change}" if started.change else view.change
     return replace(
         view,
         round_index=started.round_index,
         attempt=started.attempt,
+        change=change,
         clusters=tuple(ClusterView(plan.cluster_index, stage_views(plan.stages)) for plan in plans),
     )
 
@@ -201,13 +239,18 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
     is new.
     """
     lines = []
-    if (after.state, after.message) != (before.state, before.message):
-        lines.append(f"{after.state}: {after.message}" if after.message else after.state)
+    message = _without_failure(after)
+    is_new = (after.state, message) != (before.state, _without_failure(before))
+    # An incident tells a wait for hosts, too.
+    if is_new and not (after.state == "preparing" and message.startswith("waits for ")):
+        lines.append(f"{after.state}: {message}" if message else after.state)
     attempt_before = (before.round_index, before.attempt)
     if after.round_index is not None and (after.round_index, after.attempt) != attempt_before:
         attempt = f" (attempt {after.attempt + 1})" if after.attempt else ""
         lines.append(f"{_round_words(after)} starts{attempt}")
         lines += _placement_lines(before, after)
+        if after.change != before.change:
+            lines.append(f"  the plan has changed in {after.change}")
     clusters_before = {cluster.cluster_index: cluster for cluster in before.clusters}
     for cluster in after.clusters:
         cluster_before = clusters_before.get(
@@ -249,6 +292,12 @@ def say_evaluation(evaluation: Evaluation) -> str:
     return f"{values} after {rounds} ({evaluation.num_rows} rows)"
 
 
+def _without_failure(view: JobView) -> str:
+    """Returns the message of the job without the reason of the last failure, which an incident tells once."""
+    failure = view.trouble.failure if view.trouble is not None else ""
+    return view.message.removesuffix(f": {failure}") if failure else view.message
+
+
 def _round_words(view: JobView) -> str:
     return f"round {(view.round_index or 0) + 1}/{view.num_rounds}"
 
@@ -276,4 +325,5 @@ def _cluster_changes(before: ClusterView, after: ClusterView) -> Iterable[str]:
                 f"{after.samples_per_second:.1f} samples/s"
             )
     if before.stalled_reports < _STALLED_REPORTS == after.stalled_reports:
-        yield f" stands still: {after.waiting_for}"
+        verb = "stands still" if after.waiting_for.startswith("step ") else "waits"
+        yield f" {verb}: {after.waiting_for}"

@@ -13,6 +13,8 @@ from collapipe.v1 import job_pb2
 
 ROWS = "rows"
 """Number of held-out rows. It is among the sums of every task."""
+LABELS, LABEL_SQUARES = "predicted_labels", "predicted_label_squares"
+"""The sums of the numbers of all predicted classes, and of their squares."""
 BLEU_ORDERS = range(1, 5)
 """Lengths of the n-grams that BLEU counts."""
 
@@ -52,7 +54,18 @@ def make_evaluation(kind: str, sums: Sums, num_rounds: int) -> job_pb2.Evaluatio
         value=value,
         other_metrics=dict(others),
         num_rows=int(sums[ROWS]),
+        one_answer=_is_one_answer(kind, sums),
     )
+
+
+def _is_one_answer(kind: str, sums: Sums) -> bool:
+    """Returns whether a model of labels gives all rows the same answer although that is wrong for some."""
+    if kind == "ner":
+        return not sums["predicted"] and sums["true"] > 0
+    # Equal numbers are those without a variance. Only sums can be added over clusters.
+    if kind != "classification" or LABEL_SQUARES not in sums or sums["right"] == sums[ROWS]:
+        return False
+    return int(sums[ROWS]) * int(sums[LABEL_SQUARES]) == int(sums[LABELS]) ** 2
 
 
 def _accuracy(sums: Sums) -> dict[str, float]:

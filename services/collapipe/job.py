@@ -183,8 +183,8 @@ class TrainingConfig(Section):
     """Momentum of SGD."""
     clip_norm: float = Field(default=1.0, ge=0)
     """Largest gradient norm over all stages together; 0 turns clipping off."""
-    warm_up_steps: int = Field(default=0, ge=0)
-    """Number of optimizer steps over which the learning rate rises linearly to its peak."""
+    warm_up_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    """Number of optimizer steps over which the learning rate rises linearly to its peak. `auto`: a tenth of those of the job."""
     decay: Literal["constant", "linear", "inverse_sqrt"] = "linear"
     """How the learning rate falls after the warm-up."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -208,6 +208,10 @@ class TrainingConfig(Section):
     them. The initial model is a commit, too. With several clusters, all commits since the last complete copy stay as well."""
     evaluate_every: int = Field(default=1, ge=0)
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
+
+    def num_warm_up_steps(self, total_steps: int) -> int:
+        """Returns the steps of the warm-up, given all optimizer steps of the job."""
+        return total_steps // 10 if self.warm_up_steps == "auto" else self.warm_up_steps
 
 
 class AveragingConfig(Section):

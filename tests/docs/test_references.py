@@ -4,7 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from collapipe.v1.scheduler_pb2 import IncidentCode
+from collapipe.v1.scheduler_pb2 import IncidentCode, WarningCode
 from collapipe_client.job_files import load_job
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -43,6 +43,12 @@ def test_paths_that_documents_name_exist() -> None:
 def test_operations_explain_every_code_of_an_incident() -> None:
     page = (REPOSITORY / "docs" / "operations.md").read_text("utf-8")
     codes = {name.removeprefix("INCIDENT_CODE_") for name, _ in IncidentCode.items()}
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == codes - {"UNSPECIFIED"}
+
+
+def test_page_on_running_explains_every_code_of_a_warning() -> None:
+    page = (REPOSITORY / "docs" / "running.md").read_text("utf-8")
+    codes = {name.removeprefix("WARNING_CODE_") for name, _ in WarningCode.items()}
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == codes - {"UNSPECIFIED"}
 
 

@@ -53,6 +53,10 @@ def test_demo_trains_and_leaves_a_model(checkout: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (checkout / "collapipe-models" / "demo" / "model.safetensors").is_file()
+    # An ordinary job gives no warning, and no line comes twice.
+    lines = [re.sub(r"^\[.*? s\] ", "", line) for line in done.stdout.splitlines() if line]
+    assert "warning" not in done.stdout
+    assert len(lines) == len(set(lines)), lines
 
 
 def write_own_data(folder: Path) -> None:

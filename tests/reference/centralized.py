@@ -140,7 +140,7 @@ def dropout_key(
 
 def learning_rate(training: TrainingConfig, step: int, total_steps: int) -> float:
     """Returns the learning rate of an optimizer step. Steps are counted from 0 over the whole job."""
-    peak, warm_up = training.learning_rate, training.warm_up_steps
+    peak, warm_up = training.learning_rate, training.num_warm_up_steps(total_steps)
     number = step + 1
     if number <= warm_up:
         return peak * number / warm_up

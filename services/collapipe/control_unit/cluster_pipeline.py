@@ -25,6 +25,7 @@ from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.stage_host import HostResources, StageSession
 from collapipe.stage_runtime import clip_scale, cut_into_slices
+from collapipe.stage_runtime.forward_stage import IDLE
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import LABELS, Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, plan_pb2, stage_pb2
@@ -333,7 +334,16 @@ class ClusterPipeline:
                 f"{self._phase}: {' and '.join(self._computing())} computes slowly: nothing has moved for {overtime.seconds:.0f} s, "
                 f"and the round is given up after {overtime.limit_seconds:.0f} s"
             )
-        return self._all_wait_for()
+        waits = self._waits()
+        if not all(waits.values()):
+            return ""
+        # A person wants to know the hosts that wait for something else than a command of this control unit.
+        tasks: dict[str, list[str]] = {}
+        for host_id, task in waits.items():
+            if task != IDLE:
+                tasks.setdefault(task, []).append(host_id)
+        told = [f"{' and '.join(hosts)} waits to {task}" for task, hosts in tasks.items()]
+        return f"{self._phase}: {'; '.join(told)}" if told else self._phase
 
     def _all_wait_for(self) -> str:
         """Returns what every stage waits for, in words; empty while some stage computes."""

@@ -9,6 +9,9 @@ from pydantic import AfterValidator
 from collapipe.emulation.named_tables import StrictModel, find_table, read_toml
 from collapipe.errors import InvalidInputError
 
+MAX_OVERRUN_RATIO = 0.02
+"""Largest ratio of overrun to busy time with which the times of emulated devices count."""
+
 
 class DeviceProfile(StrictModel):
     """A kind of device."""

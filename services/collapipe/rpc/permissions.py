@@ -55,6 +55,7 @@ PERMISSIONS: Permissions = {
         "ListHosts": PEOPLE | _STAGE_HOSTS,
         "SubmitJob": PEOPLE,
         "WatchJob": PEOPLE,
+        "GetJobSnapshot": PEOPLE,
         "ListJobs": PEOPLE,
         "CancelJob": PEOPLE,
         "RollBackJob": PEOPLE,

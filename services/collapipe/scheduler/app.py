@@ -20,10 +20,8 @@ from collapipe.scheduler.scrape import ScrapeSource
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web.access import LINK_FILE
-from collapipe.scheduler.web.rates import RateReader
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.server import WebServer
-from collapipe.scheduler.web.snapshot import Snapshots
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.telemetry import metrics
 from collapipe.telemetry.sources import TelemetrySource
@@ -147,9 +145,10 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     page = None
     (settings.state_dir / LINK_FILE).unlink(missing_ok=True)
     if settings.web:
-        snapshots = Snapshots(registry, jobs, servicer, RateReader(telemetry, registry))
         records = Records(registry, jobs, channels)
-        page = WebServer(settings.web, settings.state_dir, settings.security, snapshots, records)
+        page = WebServer(
+            settings.web, settings.state_dir, settings.security, servicer.snapshots, records
+        )
         logger.info("the page for the browser is at %s", page.url)
 
     def drain() -> None:

@@ -156,11 +156,12 @@ def num_moved_blocks(before: ClusterPlan | None, after: ClusterPlan) -> int:
     """Returns how many blocks run on another host than before."""
     if before is None:
         return 0
-    host_before, host_after = _host_by_block(before), _host_by_block(after)
+    host_before, host_after = host_by_block(before), host_by_block(after)
     return sum(host_before.get(block) != host for block, host in host_after.items())
 
 
-def _host_by_block(plan: ClusterPlan) -> dict[int, str]:
+def host_by_block(plan: ClusterPlan) -> dict[int, str]:
+    """Returns the host of each block."""
     return {
         block: host
         for host, segment in plan.segments.items()

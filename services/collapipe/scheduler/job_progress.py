@@ -7,6 +7,7 @@ from typing import Any
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import timestamp_after
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundResult
+from collapipe.scheduler.job_warnings import FlatLoss, OneAnswer, WaitingDevices
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
@@ -23,6 +24,8 @@ class JobProgress:
         self.jobs = jobs
         self._events = events
         self._stored: tuple[int, str] | None = None
+        self._warned: set[int] = set()
+        self._one_answer, self._flat_loss, self._waiting = OneAnswer(), FlatLoss(), WaitingDevices()
 
     @property
     def job_id(self) -> str:
@@ -45,6 +48,14 @@ class JobProgress:
         extra = {"code": name, "job_id": self.job_id, "host_ids": list(host_ids)}
         logger.warning("%s job %s: %s", name, self.job_id, message, extra=extra)
         self.publish(incident=incident)
+
+    def warn(self, warning: scheduler_pb2.JobWarning | None) -> None:
+        """Publishes and logs a warning, if there is one, unless one of its code was told before."""
+        if warning is None or warning.code in self._warned:
+            return
+        self._warned.add(warning.code)
+        logger.warning("job %s: %s: %s", self.job_id, warning.message, warning.advice)
+        self.publish(warning=warning)
 
     def set_trouble(self, trouble: scheduler_pb2.JobTrouble) -> None:
         """Takes what the job lacks now, and publishes it if more than its times has changed."""
@@ -105,6 +116,8 @@ class JobProgress:
         """Publishes what a committed round has measured, and stores it for people who look at the job later."""
         self._store_result(committed.num_rounds - 1, RoundResult(committed=committed))
         self.publish(round_committed=committed)
+        self.warn(self._flat_loss.look_at(self.job, committed))
+        self.warn(self._waiting.look_at(committed))
 
     def evaluated(self, evaluation: job_pb2.Evaluation) -> None:
         """Publishes an evaluation, and stores it with the round that made the model."""
@@ -115,6 +128,7 @@ class JobProgress:
             result.evaluation = evaluation
             self._store_result(round_index, result)
         self.publish(evaluation=evaluation)
+        self.warn(self._one_answer.look_at(self.job, evaluation))
 
     def _store_result(self, round_index: int, result: RoundResult) -> None:
         """Stores a result. A full disk does not end the job, because no later round depends on it."""

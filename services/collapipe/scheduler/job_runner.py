@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from collapipe.errors import (
     AttemptFailedError,
@@ -34,6 +35,7 @@ from collapipe.scheduler.host_registry import (
 from collapipe.scheduler.job_preparation import JobPreparation
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_warnings import few_rows, long_warm_up, slow_emulation
 from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
@@ -237,7 +239,9 @@ class JobRunner:
         hosts = self._wait_for_hosts()
         if not self._used:
             self._use(hosts)
+        self._progress.warn(long_warm_up(self._job))
         prepared = self._preparation.prepare(hosts)
+        self._progress.warn(few_rows(self._job, prepared.num_rows))
         self._close_planner()
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
         stored = self._progress.jobs.planner_state(self.job_id)
@@ -270,7 +274,9 @@ class JobRunner:
         try:
             while not rounds.is_trained:
                 self._begin_round(rounds, planner)
+                began = self._telemetry.now()
                 rounds.run(self._job.training.local_steps)
+                self._look_at_emulation(planner.hosts, began)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 self._retries.committed(rounds.num_rounds)
                 self._failure, self._num_infeasible, self._newcomers = "", 0, set()
@@ -280,6 +286,14 @@ class JobRunner:
         finally:
             self._copied_candidate = rounds.copied_candidate
             self._kept = rounds.kept_results
+
+    def _look_at_emulation(self, hosts: JobHosts, since: float) -> None:
+        """Warns if the emulation of a round did not hold. The planner logs a source that does not answer."""
+        source = self._telemetry.source
+        instances = {getattr(host, source.instance_field): id for id, host in hosts.by_id.items()}
+        with suppress(CollapipeError):
+            series = source.window(since, self._telemetry.now())
+            self._progress.warn(slow_emulation(series, instances))
 
     def _wait_for_hosts(self) -> JobHosts:
         """Returns the hosts of the job. After a first round, fewer devices than before will do.

@@ -25,6 +25,7 @@ from collapipe.scheduler.job_store import RoundDocument
 from collapipe.scheduler.kept_results import KeptResult, KeptResults, furthest_rounds
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.masking_calls import MaskingCalls
+from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.rollback import go_to_commit
 from collapipe.scheduler.round_planning import RoundPlanning
@@ -249,7 +250,10 @@ class RoundRunner:
             self._planner.round_started(decision)
             self._progress.publish(
                 round_started=scheduler_pb2.RoundStarted(
-                    round_index=round_index, attempt=attempt.attempt, plans=plans
+                    round_index=round_index,
+                    attempt=attempt.attempt,
+                    plans=plans,
+                    change=say_change(decision),
                 )
             )
         masking = None

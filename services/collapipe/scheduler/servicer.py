@@ -45,6 +45,8 @@ from collapipe.scheduler.rollback import roll_back
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.turns import Turn, turns
+from collapipe.scheduler.web.rates import RateReader
+from collapipe.scheduler.web.snapshot import Snapshots
 from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._channels = channels
         self._registry = registry
         self._telemetry = telemetry
+        self.snapshots = Snapshots(registry, jobs, self, RateReader(telemetry, registry))
+        """What the page and clients show of the present."""
         self._changed = threading.Condition()
         self._queue: deque[JobRunner | ModelUse] = deque()
         self._running: dict[JobRunner | ModelUse, threading.Thread] = {}
@@ -179,6 +183,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         seen = request.after if request.log_id == log.log_id else 0
         for event in log.watch(SIGN_OF_LIFE_SECONDS, seen):
             yield event if event is not None else Event()
+
+    def GetJobSnapshot(
+        self, request: scheduler_pb2.GetJobSnapshotRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.GetJobSnapshotResponse:
+        snapshot = self.snapshots.of_job(request.job_id, request.clusters)
+        return scheduler_pb2.GetJobSnapshotResponse(snapshot_json=json.dumps(snapshot))
 
     def ListJobs(
         self, request: scheduler_pb2.ListJobsRequest, context: grpc.ServicerContext

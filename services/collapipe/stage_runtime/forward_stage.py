@@ -24,7 +24,7 @@ from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 from collapipe.work_shares import FORWARD_SHARE
 
-_IDLE = "get the next command"
+IDLE = "get the next command"
 
 
 @dataclass(kw_only=True)
@@ -78,7 +78,7 @@ class ForwardStage:
         self._work = StageWork(modules, context.adapter.attention_size)
         self._track = f"compute for cluster {context.host_cluster}"
         """The track of this stage in a trace. The edge server has a stage for each cluster."""
-        self.waiting_for = _IDLE
+        self.waiting_for = IDLE
         """Completes the sentence "The stage waits to ...". Empty while the stage computes."""
         self._idle_since: float | None = time.perf_counter()
         """When the stage began to wait for a command; `None` while it runs one."""
@@ -147,7 +147,7 @@ class ForwardStage:
             self._idle_since = None
 
     def _end_command(self) -> None:
-        self.waiting_for, self._idle_since = _IDLE, time.perf_counter()
+        self.waiting_for, self._idle_since = IDLE, time.perf_counter()
 
     def _take(self, step: Step) -> Frame:
         progress = step.progress

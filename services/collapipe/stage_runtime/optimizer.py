@@ -41,7 +41,8 @@ def make_optimizer(
 
 def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -> float:
     """Returns the learning rate of one optimizer step. Steps are counted over the whole job, from 0."""
-    peak, warm_up, step = training.learning_rate, training.warm_up_steps, step_index + 1
+    peak, step = training.learning_rate, step_index + 1
+    warm_up = training.num_warm_up_steps(total_steps)
     if step <= warm_up:
         return peak * step / warm_up
     if training.decay == "linear":

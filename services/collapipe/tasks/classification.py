@@ -7,6 +7,7 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from collapipe.data.rows import Row
+from collapipe.evaluation import LABEL_SQUARES, LABELS
 from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
@@ -30,5 +31,9 @@ class Classification(RowTask[Example]):
         return np.array(ids, dtype=np.int64)
 
     def _count(self, examples: Sequence[Example], predictions: Sequence[int]) -> dict[str, float]:
-        truth = self._labels(examples, length=1)
-        return {"right": int((truth == np.array(predictions)).sum())}
+        truth, predicted = self._labels(examples, length=1), np.array(predictions, dtype=np.int64)
+        return {
+            "right": int((truth == predicted).sum()),
+            LABELS: int(predicted.sum()),
+            LABEL_SQUARES: int((predicted**2).sum()),
+        }

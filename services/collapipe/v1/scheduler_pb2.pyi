@@ -48,6 +48,16 @@ class IncidentCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INCIDENT_CODE_SCHEDULER_RESTARTED: _ClassVar[IncidentCode]
     INCIDENT_CODE_JOB_GIVEN_UP: _ClassVar[IncidentCode]
     INCIDENT_CODE_UNUSUAL_CHANGE: _ClassVar[IncidentCode]
+
+class WarningCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WARNING_CODE_UNSPECIFIED: _ClassVar[WarningCode]
+    WARNING_CODE_LONG_WARM_UP: _ClassVar[WarningCode]
+    WARNING_CODE_FEW_ROWS: _ClassVar[WarningCode]
+    WARNING_CODE_ONE_CLASS: _ClassVar[WarningCode]
+    WARNING_CODE_FLAT_LOSS: _ClassVar[WarningCode]
+    WARNING_CODE_WAITING_DEVICE: _ClassVar[WarningCode]
+    WARNING_CODE_SLOW_EMULATION: _ClassVar[WarningCode]
 HOST_ROLE_UNSPECIFIED: HostRole
 HOST_ROLE_DEVICE_AGENT: HostRole
 HOST_ROLE_CONTROL_UNIT: HostRole
@@ -72,6 +82,13 @@ INCIDENT_CODE_RECOVERED: IncidentCode
 INCIDENT_CODE_SCHEDULER_RESTARTED: IncidentCode
 INCIDENT_CODE_JOB_GIVEN_UP: IncidentCode
 INCIDENT_CODE_UNUSUAL_CHANGE: IncidentCode
+WARNING_CODE_UNSPECIFIED: WarningCode
+WARNING_CODE_LONG_WARM_UP: WarningCode
+WARNING_CODE_FEW_ROWS: WarningCode
+WARNING_CODE_ONE_CLASS: WarningCode
+WARNING_CODE_FLAT_LOSS: WarningCode
+WARNING_CODE_WAITING_DEVICE: WarningCode
+WARNING_CODE_SLOW_EMULATION: WarningCode
 
 class Host(_message.Message):
     __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts", "idle_watts")
@@ -189,8 +206,22 @@ class WatchJobRequest(_message.Message):
     after: int
     def __init__(self, job_id: _Optional[str] = ..., log_id: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
+class GetJobSnapshotRequest(_message.Message):
+    __slots__ = ("job_id", "clusters")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    clusters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_id: _Optional[str] = ..., clusters: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetJobSnapshotResponse(_message.Message):
+    __slots__ = ("snapshot_json",)
+    SNAPSHOT_JSON_FIELD_NUMBER: _ClassVar[int]
+    snapshot_json: str
+    def __init__(self, snapshot_json: _Optional[str] = ...) -> None: ...
+
 class WatchJobResponse(_message.Message):
-    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "data_note", "log_id", "number")
+    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "data_note", "warning", "log_id", "number")
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +230,7 @@ class WatchJobResponse(_message.Message):
     ROUND_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     INCIDENT_FIELD_NUMBER: _ClassVar[int]
     DATA_NOTE_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     elapsed_seconds: float
@@ -209,9 +241,10 @@ class WatchJobResponse(_message.Message):
     round_committed: RoundCommitted
     incident: Incident
     data_note: DataNote
+    warning: JobWarning
     log_id: str
     number: int
-    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., data_note: _Optional[_Union[DataNote, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., data_note: _Optional[_Union[DataNote, _Mapping]] = ..., warning: _Optional[_Union[JobWarning, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes", "owner", "privacy_loss")
@@ -297,15 +330,27 @@ class DataNote(_message.Message):
     message: str
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
+class JobWarning(_message.Message):
+    __slots__ = ("code", "message", "advice")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    code: WarningCode
+    message: str
+    advice: str
+    def __init__(self, code: _Optional[_Union[WarningCode, str]] = ..., message: _Optional[str] = ..., advice: _Optional[str] = ...) -> None: ...
+
 class RoundStarted(_message.Message):
-    __slots__ = ("round_index", "attempt", "plans")
+    __slots__ = ("round_index", "attempt", "plans", "change")
     ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PLANS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     round_index: int
     attempt: int
     plans: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
-    def __init__(self, round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
+    change: str
+    def __init__(self, round_index: _Optional[int] = ..., attempt: _Optional[int] = ..., plans: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ..., change: _Optional[str] = ...) -> None: ...
 
 class RoundCommitted(_message.Message):
     __slots__ = ("num_rounds", "summaries", "round_seconds", "late_clusters", "privacy_loss")

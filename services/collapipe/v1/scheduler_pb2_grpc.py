@@ -60,6 +60,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.WatchJobRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.WatchJobResponse.FromString,
                 _registered_method=True)
+        self.GetJobSnapshot = channel.unary_unary(
+                '/collapipe.v1.SchedulerService/GetJobSnapshot',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetJobSnapshotRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetJobSnapshotResponse.FromString,
+                _registered_method=True)
         self.ListJobs = channel.unary_unary(
                 '/collapipe.v1.SchedulerService/ListJobs',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.ListJobsRequest.SerializeToString,
@@ -141,6 +146,13 @@ class SchedulerServiceServicer(object):
 
     def WatchJob(self, request, context):
         """Streams the events of a job, from the first to the last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetJobSnapshot(self, request, context):
+        """Returns what a job and its hosts do at the moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +249,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.WatchJob,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.WatchJobRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.WatchJobResponse.SerializeToString,
+            ),
+            'GetJobSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJobSnapshot,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetJobSnapshotRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetJobSnapshotResponse.SerializeToString,
             ),
             'ListJobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ListJobs,
@@ -420,6 +437,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/WatchJob',
             collapipe_dot_v1_dot_scheduler__pb2.WatchJobRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.WatchJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJobSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/GetJobSnapshot',
+            collapipe_dot_v1_dot_scheduler__pb2.GetJobSnapshotRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.GetJobSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,6 +105,22 @@ _SchedulerServiceWatchJobType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceGetJobSnapshotType = typing_extensions.TypeVar(
+    '_SchedulerServiceGetJobSnapshotType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+        collapipe.v1.scheduler_pb2.GetJobSnapshotResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+        collapipe.v1.scheduler_pb2.GetJobSnapshotResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+        collapipe.v1.scheduler_pb2.GetJobSnapshotResponse,
+    ],
+)
+
 _SchedulerServiceListJobsType = typing_extensions.TypeVar(
     '_SchedulerServiceListJobsType',
     grpc.UnaryUnaryMultiCallable[
@@ -249,7 +265,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceGetJobSnapshotType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -273,6 +289,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.WatchJobRequest,
             collapipe.v1.scheduler_pb2.WatchJobResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+            collapipe.v1.scheduler_pb2.GetJobSnapshotResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.ListJobsRequest,
@@ -335,6 +355,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.WatchJobResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+            collapipe.v1.scheduler_pb2.GetJobSnapshotResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.ListJobsRequest,
             collapipe.v1.scheduler_pb2.ListJobsResponse,
         ],
@@ -387,6 +411,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
     WatchJob: _SchedulerServiceWatchJobType
     """Streams the events of a job, from the first to the last."""
 
+    GetJobSnapshot: _SchedulerServiceGetJobSnapshotType
+    """Returns what a job and its hosts do at the moment."""
+
     ListJobs: _SchedulerServiceListJobsType
     """Lists the jobs."""
 
@@ -436,6 +463,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.WatchJobRequest,
         collapipe.v1.scheduler_pb2.WatchJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+        collapipe.v1.scheduler_pb2.GetJobSnapshotResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.ListJobsRequest,
@@ -517,6 +548,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.WatchJobResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.WatchJobResponse]]:
         """Streams the events of a job, from the first to the last."""
+
+    @abc.abstractmethod
+    def GetJobSnapshot(
+        self,
+        request: collapipe.v1.scheduler_pb2.GetJobSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.scheduler_pb2.GetJobSnapshotResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.GetJobSnapshotResponse]]:
+        """Returns what a job and its hosts do at the moment."""
 
     @abc.abstractmethod
     def ListJobs(

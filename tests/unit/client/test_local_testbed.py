@@ -4,6 +4,7 @@ import os
 import runpy
 import socket
 import textwrap
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -354,6 +355,34 @@ def test_certificates_are_short_lived_and_those_that_are_due_are_renewed(
         assert identity is not None
         (folder / "device-0-0" / "cert.pem").unlink()
         LocalCertificates(folder.parent).issue({identity: ()}, timedelta(minutes=1))
+
+
+def test_certificates_that_cannot_be_renewed_are_told_once_for_each_reason(
+    behaviours: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collapipe_client.local_testbed._RENEWAL_SECONDS", 0.01)
+    told: list[str] = []
+    tries, enough = iter(["full", "full", "full", "", "full", "locked"]), threading.Event()
+    testbed = LocalTestbed([1], tmp_path / "w", progress=told.append)
+    with testbed:
+
+        def issue() -> None:
+            reason = next(tries, "locked")
+            if reason == "locked" and len(told) == 3:
+                enough.set()
+            if reason:
+                raise WrongStateError(reason)
+
+        monkeypatch.setattr(testbed, "_issue_certificates", issue)
+        assert enough.wait(60)
+    assert [message.rpartition(": ")[2] for message in told] == ["full", "full", "locked"]
+
+
+def test_start_says_how_many_processes_serve(behaviours: dict[str, str], tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    with LocalTestbed([2], tmp_path / "w", serving=lambda *numbers: told.append(numbers)):
+        pass
+    assert told[-1] == (5, 5) and told == sorted(told)
 
 
 def test_second_start_keeps_the_addresses_in_the_certificates(

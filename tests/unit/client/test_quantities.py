@@ -1,7 +1,13 @@
 import pytest
 
 from collapipe.errors import InvalidInputError
-from collapipe_client.quantities import read_bytes, read_rate, read_ratio, read_seconds
+from collapipe_client.quantities import (
+    read_bytes,
+    read_rate,
+    read_ratio,
+    read_seconds,
+    say_duration,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,3 +29,11 @@ def test_quantity_with_an_unknown_unit_names_the_units() -> None:
         read_bytes("5 apples")
     with pytest.raises(InvalidInputError, match="bit, kbit, mbit, gbit, for example 10mbit"):
         read_rate("5")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-1, "0 s"), (59.4, "59 s"), (185, "3 min 5 s"), (671, "11 min"), (7805, "2 h 10 min")],
+)
+def test_durations_have_as_many_units_as_they_need(seconds: float, words: str) -> None:
+    assert say_duration(seconds) == words

@@ -1,5 +1,7 @@
 import io
 from functools import reduce
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -13,19 +15,23 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_PREPARING,
     JOB_STATE_RUNNING,
     JOB_STATE_SUCCEEDED,
+    WARNING_CODE_FLAT_LOSS,
     DataNote,
     HostStatus,
     Incident,
     JobStatus,
     JobTrouble,
+    JobWarning,
     MissingHost,
     RoundCommitted,
     RoundStarted,
     WatchJobResponse,
 )
-from collapipe_client.live_view import event_document, render
+from collapipe_client import live_view
+from collapipe_client.live_picture import render
+from collapipe_client.live_view import PlainDisplay, event_document
 from collapipe_client.trouble import incident_lines, say_clock, say_trouble
-from collapipe_client.view_state import JobView, apply_event, progress_lines
+from collapipe_client.view_state import PREPARATION, JobView, apply_event, progress_lines
 
 _RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
 _PLAN = Plan(
@@ -194,9 +200,10 @@ def test_picture_shows_state_steps_hosts_and_metric() -> None:
     picture = console.file.getvalue()  # type: ignore[attr-defined]
     for part in (
         "demo  running  round 1/2",
-        "step 3/8  loss 1.2500  21.5 samples/s  edge waits for frames",
+        "step 3/8  loss 1.2500  21.5 samples/s\n",
+        "waits for: cluster 0, edge waits for frames",
         "blocks 3-5",
-        "50 % busy",
+        "50% busy",
         "accuracy 0.5000 after 1 round",
     ):
         assert part in picture
@@ -280,3 +287,186 @@ def test_picture_of_a_waiting_job_says_which_hosts_are_missing() -> None:
     console.print(render(_view(_WAITING), 0.0))
     picture = console.file.getvalue()  # type: ignore[attr-defined]
     assert "waiting for 2 more devices in cluster 0 (have 1)" in picture
+
+
+def _picture(view: JobView, width: int, height: int, snapshot: Any = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height)
+    console.print(render(view, 0.0, snapshot, serving=(7, 10), width=width, height=height))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+
+
+def _large(num_clusters: int, num_devices: int) -> tuple[JobView, dict[str, Any]]:
+    """Returns a job at work on so many clusters, and a snapshot of it. The second device of each cluster holds it back."""
+    events, details = [_RUNNING, _COMMITTED], dict[str, Any]()
+    events[0] = WatchJobResponse(
+        status=JobStatus(name="demo", state=JOB_STATE_RUNNING, num_rounds=4, num_rounds_committed=1)
+    )
+    plans = []
+    for index in range(num_clusters):
+        devices = [f"device-{index}-{number}" for number in range(num_devices)]
+        names = [f"control-unit-{index}", *devices, "edge-server"]
+        stages = [Stage(host_id=n, start_unit=u, stop_unit=u + 1) for u, n in enumerate(names)]
+        plans.append(Plan(cluster_index=index, stages=stages))
+        details[str(index)] = {
+            "pipeline": [
+                {"id": name, "state": "working", "busy": 0.5, "memory_bytes": 3.3e8}
+                | {"limit_bytes": 5e8, "needs_bytes": 2.12e8}
+                for name in names
+            ],
+            "links": [
+                {"from": one, "to": other, "forward_bps": 12.3e6, "backward_bps": 3.1e6}
+                | {"limit_bps": 2e7}
+                for one, other in pairwise(names)
+            ],
+            "bottleneck": "stage 2",
+            "bottleneck_share": 0.87,
+            "others": [{"id": f"device-{index}-idle", "state": "idle"}],
+            "more": 0,
+        }
+    change = "device-0-1 takes block 2 from device-0-0 (predicted: 6.2 s for the round, 8.1 s without this change)"
+    events.append(
+        WatchJobResponse(round_started=RoundStarted(round_index=1, plans=plans, change=change))
+    )
+    for index in range(num_clusters):
+        progress = RoundProgress(cluster_index=index, steps_done=2, local_steps=8, loss=1.5)
+        progress.samples_per_second = 21.5
+        progress.waiting_for = (
+            "step 3: edge-server waits for frames of the device before it, and so on"
+        )
+        events.append(WatchJobResponse(progress=progress))
+    by = "the processor of device-0-1: 0.12 s for a micro-batch"
+    snapshot = {
+        "now": 1000.0,
+        "status": {
+            "ends": {"low": 1100, "middle": 1130, "high": 1200},
+            "ends_by": "the last rounds",
+        },
+        "job": {"held_back": [{"cluster": 0, "by": by}]},
+        "details": details,
+    }
+    return _view(*events), snapshot
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_picture_has_the_whole_job_in_every_width(width: int) -> None:
+    lines = _picture(*_with_size(_large(2, 3), width))
+    assert max(map(len, lines)) <= width
+    text = "\n".join(line.rstrip() for line in lines)
+    for part in (
+        "  whole job ",
+        "31%  2 min 10 s left (1 min 40 s to 3 min 20 s)\n",
+        "  cluster 1 ",
+        "  > device-1-1",
+        "bottleneck, 87% of the time busy: the processor of device-0-1",
+        "  waits for: cluster 0, step 3: edge-server waits for frames",
+        "  idle: device-0-idle, device-1-idle\n",
+        "  plan of round 2: device-0-1 takes block 2 from device-0-0 (predicted: 6.2 s",
+        "without this change)\n",
+        "  rounds 1: 12.5 s",
+        "50% busy",
+    ):
+        assert part in text, text
+    wide = ["212 of 500 MB", "-> 12.3 <- 3.1 Mbit/s of 20"]
+    assert all(
+        part in text for part in (wide if width == 140 else ["212/500 MB ->12.3 <-3.1 Mbit/s"])
+    )
+    # Only the line of what is waited for may end with dots.
+    assert [line for line in lines if "…" in line and "waits for" not in line] == []
+
+
+def test_memory_of_a_large_device_is_in_gigabytes() -> None:
+    view, snapshot = _large(1, 1)
+    snapshot["details"]["0"]["pipeline"][1] |= {"limit_bytes": 12e9, "needs_bytes": 3.1e8}
+    snapshot["details"]["0"]["pipeline"][2] |= {"limit_bytes": None, "memory_bytes": 1.234e9}
+    text = "\n".join(_picture(view, 80, 40, snapshot))
+    assert "0.31/12 GB" in text and " 1234 MB" in text
+
+
+def _with_size(
+    made: tuple[JobView, dict[str, Any]], width: int, height: int = 50
+) -> tuple[JobView, int, int, dict[str, Any]]:
+    return made[0], width, height, made[1]
+
+
+@pytest.mark.parametrize(("num_clusters", "num_devices"), [(1, 60), (2, 40), (40, 3), (100, 10)])
+@pytest.mark.parametrize("width", [80, 140])
+def test_picture_of_many_devices_fits_and_counts_the_others(
+    width: int, num_clusters: int, num_devices: int
+) -> None:
+    lines = _picture(*_with_size(_large(num_clusters, num_devices), width, 30))
+    assert len(lines) <= 30 and max(map(len, lines)) <= width
+    shown = [
+        line for line in lines if " busy " in line and "…" not in line and "more host" not in line
+    ]
+    counts = [int(line.split()[1]) for line in lines if " more host" in line]
+    hidden = [int(line.split()[1]) for line in lines if " more clusters" in line]
+    per_cluster = num_devices + 2
+    assert any("> device-" in line for line in shown)
+    in_shown = (num_clusters - sum(hidden)) * per_cluster
+    assert len(shown) + sum(counts) == in_shown
+
+
+def test_preparation_is_told_as_steps() -> None:
+    events = [
+        WatchJobResponse(
+            elapsed_seconds=2.0 * index,
+            status=JobStatus(name="demo", state=JOB_STATE_PREPARING, num_rounds=2, message=name),
+        )
+        for index, name in enumerate(PREPARATION[:3])
+    ]
+    lines = [" ".join(line.split()) for line in _picture(_view(*events), 80, 30)]
+    assert lines[1].startswith("starting processes") and lines[1].endswith("7 of 10")
+    assert lines[2].startswith("looks for hosts") and lines[2].endswith("2.0 s")
+    assert lines[4].startswith("making the model") and lines[4].endswith("0 s so far")
+    assert lines[5].startswith("profiling devices")
+    assert not any(
+        "profiling" in line or "whole job" in line
+        for line in _picture(_view(*events, _RUNNING, _STARTED), 80, 30)[2:]
+    )
+
+
+def test_reason_of_a_failure_and_a_wait_are_told_once() -> None:
+    failure = "device-0 has sent no heartbeat for 10 s"
+    trouble = JobTrouble(num_failures=1, failure=failure)
+    messages = [
+        f"attempt 2 looks for hosts, because the attempt before it failed: {failure}",
+        "waits for device-0",
+        "loading data",
+    ]
+    lines = _lines(
+        *(
+            WatchJobResponse(
+                status=JobStatus(state=JOB_STATE_PREPARING, message=message, trouble=trouble)
+            )
+            for message in messages
+        )
+    )
+    assert lines == [
+        "preparing: attempt 2 looks for hosts, because the attempt before it failed",
+        "preparing: loading data",
+    ]
+
+
+def test_warning_is_a_line_with_its_advice_in_text_and_json() -> None:
+    warning = JobWarning(code=WARNING_CODE_FLAT_LOSS, message="it stays", advice="change it")
+    event = WatchJobResponse(warning=warning)
+    assert incident_lines(event) == ["warning: it stays: change it"]
+    assert event_document("warning", event)["code"] == "FLAT_LOSS"
+
+
+def test_change_of_a_plan_is_a_line() -> None:
+    changed = RoundStarted(round_index=1, plans=[_PLAN], change="device-0-1 takes block 2")
+    lines = _lines(_RUNNING, _STARTED, _COMMITTED, WatchJobResponse(round_started=changed))
+    assert lines[-1] == "  the plan has changed in round 2: device-0-1 takes block 2"
+
+
+def test_plain_lines_say_how_many_processes_serve_only_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_view, "_SERVING_SECONDS", -1.0)
+    console = Console(file=io.StringIO(), width=80)
+    display = PlainDisplay(console)
+    for num_serving in (1, 1, 1, 4, 4):
+        display.serving(num_serving, 10)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert printed == "1 of 10 processes serve\n4 of 10 processes serve\n"

@@ -198,6 +198,45 @@ def test_time_of_the_end_has_the_spread_of_the_last_rounds(
     world.publish(document, round_started=RoundStarted(round_index=3))
     world.publish(document, progress=RoundProgress(steps_done=2, local_steps=4))
     assert world.sections()["jobs"][0]["done"] == 0.35
+    document.num_rounds_committed = 10
+    [status] = world.sections()["jobs"]
+    assert status["done"] == 1 and "ends" not in status
+
+
+def test_client_gets_its_job_with_the_clusters_that_it_asks_for(world: World) -> None:
+    document = world.submit()
+    pipeline = begin_round(world, document, hosts())
+    for index in range(1, 3):
+        world.registry.register(
+            Host(host_id=f"device-{index}-0", role=DEVICE_AGENT, cluster_index=index)
+        )
+    world.queued.append(world.submit(scheduler_pb2.JOB_STATE_QUEUED).job_id)
+    found = json.loads(json.dumps(world.snapshots.of_job(document.job_id), allow_nan=False))
+    assert found["status"]["id"] == document.job_id and found["status"]["ends_by"] == "the plan"
+    assert [host["id"] for host in found["details"]["0"]["pipeline"]] == pipeline
+    assert 0 < found["details"]["0"]["bottleneck_share"] <= 1
+    assert found["details"].keys() == {"0"} and found["job"]["held_back"]
+    assert found["now"] > 0 and "events" not in found["job"]
+    assert world.snapshots.of_job(document.job_id, [7]) == world.snapshots.of_job(
+        document.job_id
+    ) | {"now": pytest.approx(found["now"], abs=60)}
+    with pytest.raises(NotFoundError):
+        world.snapshots.of_job("unknown")
+
+
+def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) -> None:
+    document = world.submit()
+    code = scheduler_pb2.WARNING_CODE_FLAT_LOSS
+    warning = scheduler_pb2.JobWarning(code=code, message="it stays", advice="change it")
+    world.publish(document, warning=warning)
+    world.publish(document, data_note=scheduler_pb2.DataNote(message="9 rows are held out"))
+    world.publish(document, round_started=RoundStarted(change="device-1 takes block 2"))
+    told = [(each["kind"], each["text"]) for each in world.sections()["job"]["events"]]
+    assert told == [
+        ("FLAT_LOSS", "it stays: change it"),
+        ("data_note", "9 rows are held out"),
+        ("round_started", "round 1 starts: device-1 takes block 2"),
+    ]
 
 
 def test_before_the_first_commit_the_end_is_that_of_the_plan(world: World) -> None:

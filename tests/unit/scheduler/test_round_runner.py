@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from .jobs import SIZES, hosts, job
 
 class Decision:
     plans = (None, None, None)
+    question = SimpleNamespace(problem=SimpleNamespace(clusters=()))
 
     def to_json(self) -> dict[str, Any]:
         return {}

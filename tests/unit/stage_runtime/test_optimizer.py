@@ -22,17 +22,27 @@ from collapipe.stage_runtime.optimizer import (
         ("linear", 0, [8, 7, 6, 5, 4, 3, 2, 1]),
         ("linear", 4, [2, 4, 6, 8, 8, 6, 4, 2]),
         ("linear", 8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ("linear", "auto", [8, 7, 6, 5, 4, 3, 2, 1]),
         ("linear", 16, [0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4]),
         ("inverse_sqrt", 0, [8 / math.sqrt(t) for t in range(1, 9)]),
         ("inverse_sqrt", 4, [2, 4, 6, 8, *(8 * math.sqrt(4 / t) for t in range(5, 9))]),
     ],
 )
-def test_learning_rate_rises_and_falls(decay: str, warm_up: int, expected: list[float]) -> None:
+def test_learning_rate_rises_and_falls(
+    decay: str, warm_up: int | str, expected: list[float]
+) -> None:
     training = TrainingConfig.model_validate(
         {"learning_rate": 8.0, "decay": decay, "warm_up_steps": warm_up}
     )
     rates = [learning_rate(training, step, total_steps=8) for step in range(8)]
     assert rates == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("total", [24, 108])
+def test_warm_up_is_a_tenth_of_the_training_if_nobody_says_how_long(total: int) -> None:
+    training = TrainingConfig.model_validate({"warm_up_steps": "auto"})
+    rates = [learning_rate(training, step, total) for step in range(total)]
+    assert rates.index(max(rates)) + 1 == total // 10
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from reference.tiny_jobs import write_rows
 from seqeval.metrics import f1_score
 from torch import Tensor
 
-from collapipe.evaluation import ROWS, add_sums, compute_metrics
+from collapipe.evaluation import LABEL_SQUARES, LABELS, ROWS, add_sums, compute_metrics
 from collapipe.job import JobConfig
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.tasks import MicroBatch, Task, load_task
-from collapipe.v1.job_pb2 import EvaluationSums
+from collapipe.v1.job_pb2 import Evaluation, EvaluationSums
 
 KINDS = {
     "classification": "bert",
@@ -132,6 +132,29 @@ def test_evaluation_is_made_when_the_last_cluster_has_counted() -> None:
             "token_accuracy": 0.25,
         }
     assert math.isnan(compute_metrics("instruction", clusters[1])["perplexity"])
+
+
+def counted(kind: str, right: int, *predicted: int) -> Evaluation:
+    """Evaluates two clusters whose models predict labels, or so many entities."""
+    made = None
+    evaluations = Evaluations(kind, 2)
+    for index, labels in enumerate((predicted[:2], predicted[2:])):
+        squares = sum(label**2 for label in labels)
+        sums = {"rows": len(labels), "right": right / 2, "true": 1, "predicted": sum(labels)}
+        sums |= {LABELS: sum(labels), LABEL_SQUARES: squares}
+        made = evaluations.add(index, EvaluationSums(sums=sums), 1)
+    assert made is not None
+    return made
+
+
+def test_model_with_the_same_answer_for_all_rows_is_found() -> None:
+    assert counted("classification", 2, 3, 3, 3, 3).one_answer
+    assert not counted("classification", 4, 3, 3, 3, 3).one_answer  # All rows are of this class.
+    assert not counted("classification", 2, 3, 3, 3, 4).one_answer
+    # The clusters differ, although each of them has only one class.
+    assert not counted("classification", 2, 3, 3, 4, 4).one_answer
+    assert counted("ner", 0, 0, 0, 0, 0).one_answer
+    assert not counted("ner", 0, 0, 0, 0, 1).one_answer
 
 
 def test_counts_of_another_model_are_forgotten() -> None:

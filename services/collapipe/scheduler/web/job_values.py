@@ -66,6 +66,8 @@ class WatchedJob:
             self.document.num_rounds_committed,
         )
         shares = [p.steps_done / p.local_steps for p in self.progress.values() if p.local_steps]
+        if committed >= total:  # Only an evaluation is left.
+            return {"done": 1.0}
         is_under_way = self.started.round_started.round_index >= committed
         done = committed + (sum(shares) / len(shares) if shares and is_under_way else 0.0)
         recent = self.round_seconds[-_RECENT_ROUNDS:] or [planned_seconds]
@@ -184,10 +186,16 @@ def _event(event: Event, began: float) -> Value | None:
     if kind == "incident":
         words = event.incident.message
         kind = scheduler_pb2.IncidentCode.Name(event.incident.code).removeprefix("INCIDENT_CODE_")
+    elif kind == "data_note":
+        words = event.data_note.message
+    elif kind == "warning":
+        words = f"{event.warning.message}: {event.warning.advice}"
+        kind = scheduler_pb2.WarningCode.Name(event.warning.code).removeprefix("WARNING_CODE_")
     elif kind == "round_started":
-        attempt = event.round_started.attempt
+        attempt, change = event.round_started.attempt, event.round_started.change
         words = f"round {event.round_started.round_index + 1} starts"
         words += f" (attempt {attempt + 1})" if attempt else ""
+        words += f": {change}" if change else ""
     elif kind == "round_committed":
         committed = event.round_committed
         late = ", ".join(map(str, committed.late_clusters))

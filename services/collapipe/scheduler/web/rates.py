@@ -12,7 +12,7 @@ from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry.sources import Series
 from collapipe.telemetry.sources.samples import increase
 
-_BUSY = (
+BUSY = (
     "collapipe_stage_forward_seconds_sum",
     "collapipe_stage_backward_seconds_sum",
     "collapipe_stage_update_seconds_total",
@@ -85,7 +85,7 @@ def _rates(series: Iterable[Series], hosts: Mapping[str, str]) -> Rates:
             continue
         if one.name == _MEMORY:
             rates.memory_bytes[host_id] = one.points[-1][1]
-        elif one.name in _BUSY and seconds:
+        elif one.name in BUSY and seconds:
             rates.busy[host_id] += min((increase(one) or 0.0) / seconds, 1.0)
         elif one.name == _BYTES and seconds:
             link = dict(one.labels).get("link", "")

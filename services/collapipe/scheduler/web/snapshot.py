@@ -113,6 +113,28 @@ class Snapshots:
             }
             return {**base.sections, "details": details, "job": self._job(base, focus.job_id)}
 
+    def of_job(self, job_id: str, clusters: Sequence[int] = ()) -> Value:
+        """Returns what a client shows of one job: its entry among `jobs`, the section `job`, and the section `details`.
+
+        Args:
+            clusters: Indices of clusters of the job for `details`. Without any, the first ones.
+
+        Raises:
+            NotFoundError: There is no such job.
+        """
+        hosts = dict(enumerate(config_of(self._jobs.get(job_id)).host_clusters))
+        wanted = [hosts[index] for index in clusters if index in hosts] or hosts.values()
+        sections = self.sections(Focus(job_id, frozenset(wanted)))
+        jobs, job = sections["jobs"], sections["job"]
+        assert isinstance(jobs, list) and isinstance(job, dict)
+        return {
+            "now": number(time.time(), 13),
+            "status": next((each for each in jobs if each["id"] == job_id), None),
+            # A client has the events.
+            "job": {name: value for name, value in job.items() if name != "events"},
+            "details": sections["details"],
+        }
+
     def cancel(self, job_id: str, may: Callable[[str], bool]) -> None:
         """Cancels a job.
 
@@ -228,6 +250,7 @@ class Snapshots:
             ]
             detail["links"] = [_with_rates(link, base.rates) for link in links(plan)]
             detail["bottleneck"] = predicted.get("bottleneck")
+            detail["bottleneck_share"] = _busy_share(predicted, plan.num_micro_batches)
         others = [s for s in members if s.host.host_id not in used]
         # Hosts with a problem first: they must not be among those that are left out.
         others.sort(key=lambda s: (s.alive and not s.suspicion, s.host.role != CONTROL_UNIT))
@@ -296,6 +319,14 @@ class Snapshots:
 def _prediction(document: RoundDocument | None, index: int) -> dict[str, Any]:
     clusters = document.decision.get("prediction", {}).get("clusters", ()) if document else ()
     return clusters[index] if index < len(clusters) else {}
+
+
+def _busy_share(predicted: Mapping[str, Any], num_micro_batches: int) -> float | None:
+    """Returns the share of a mini-batch in which its bottleneck works, 0 to 1, as predicted."""
+    seconds = predicted.get("mini_batch_seconds")
+    if not seconds:
+        return None
+    return number(min(num_micro_batches * predicted["bottleneck_seconds"] / seconds, 1.0), 2)
 
 
 def _state(status: scheduler_pb2.HostStatus, used: Collection[str]) -> str:

@@ -28,10 +28,11 @@ NEEDED = (
     "collapipe_radio_channel_gain",
     "collapipe_radio_noise_watts_per_hertz",
     "collapipe_radio_transmit_power_watts",
+    "collapipe_emulation_overrun_seconds_total",
     "collapipe_energy_joules_total",
     "collapipe_process_peak_resident_memory_bytes",
 )
-"""Every metric that the estimates of the scheduler use."""
+"""Every metric that the estimates, the page and the warnings of the scheduler use."""
 
 _LABELS = frozenset({"cluster", "stage", "link", "codec", "sensor"})
 _COUNTER_ENDINGS = ("_total", "_sum", "_count")
