@@ -1,5 +1,6 @@
 """The `collapipe plan` commands: which host ran what in a round, and why the scheduler decided so."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from collapipe_client.view_state import stage_views
 
 plan_app = typer.Typer(no_args_is_help=True, help="Show, explain and replay the plans of a job.")
 
+_BEFORE_UNIT = r"(?<=\d) (?=(?:m?s|MB|[GMk]?bit/s|MHz)\b)"
+
 RoundNumber = Annotated[
     int | None,
     typer.Argument(metavar="[ROUND]", min=1, help="From 1. Default: the last committed round."),
@@ -56,7 +59,7 @@ def show(
             document = {"round": number, "plans": [to_document(plan) for plan in plans]}
             print_json({**document, "clusters": [asdict(table) for table in tables]})
             return
-        say(f"job {job_id}, round {number}: {record.seconds()}")
+        say(_wrapped(f"job {job_id}, round {number}: {record.seconds()}"))
         for plan, table in zip(plans, tables, strict=True):
             _say_table(plan, table)
 
@@ -152,13 +155,14 @@ def _wrapped(line: str) -> str:
     if not console.is_terminal:
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(
-        line,
+    wrapped = textwrap.fill(
+        re.sub(_BEFORE_UNIT, "\xa0", line),  # A number stays with its unit.
         console.width,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return wrapped.replace("\xa0", " ")
 
 
 def _say_table(plan: Plan, cluster: ClusterTable) -> None:

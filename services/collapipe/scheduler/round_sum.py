@@ -45,13 +45,13 @@ class _Training:
 
     @classmethod
     def divide(
-        cls, whole: float, computes: float, waits: float, other_stages: float
+        cls, whole: float, computes: float, updates: float, other_stages: float
     ) -> "_Training":
         """Divides a time such that nothing is negative and the parts add up."""
         computes = min(computes, whole)
-        waits = min(waits, whole - computes)
+        updates = min(max(updates, 0.0), whole - computes)
+        waits = max(whole - computes - updates, 0.0)
         other_stages = min(max(other_stages, 0.0), waits)
-        updates = whole - computes - waits
         return cls(whole, computes, other_stages, waits - other_stages, updates)
 
 
@@ -215,8 +215,8 @@ def _predicted_training(decision: RoundDecision, index: int, busy: int) -> _Trai
     filling = _filling(computes, busy, num_parts, is_serial=problem.update_per_micro_batch)
     whole = steps * predicted.mini_batch_seconds
     own = steps * num_parts * computes[busy]
-    waits = max(whole - steps * num_updates * cluster.step_seconds - own, 0.0)
-    return _Training.divide(whole, own, waits, steps * (filling - num_updates * deferred))
+    updates = steps * num_updates * cluster.step_seconds
+    return _Training.divide(whole, own, updates, steps * (filling - num_updates * deferred))
 
 
 def _measured_training(
@@ -227,11 +227,15 @@ def _measured_training(
     passes = (summary.local_steps or problem.local_steps) * plan.num_parts
     computes = [seconds.get(stage.host_id, 0.0) / passes for stage in plan.stages]
     filling = _filling(computes, busy, plan.num_parts, is_serial=problem.update_per_micro_batch)
-    waits = sum(r.times.waiting_seconds for r in summary.stages if r.host_id == host_id)
-    other_stages = filling * passes / plan.num_parts
-    return _Training.divide(
-        summary.training_seconds, seconds.get(host_id, 0.0), waits, other_stages
+    # Between two steps, it waits for the others, too.
+    others = sum(
+        r.times.total_seconds - r.times.waiting_seconds
+        for r in summary.stages
+        if r.host_id == host_id
     )
+    own = seconds.get(host_id, 0.0)
+    other_stages = filling * passes / plan.num_parts
+    return _Training.divide(summary.training_seconds, own, others - own, other_stages)
 
 
 def _filling(computes: Sequence[float], stage: int, num_parts: int, *, is_serial: bool) -> float:

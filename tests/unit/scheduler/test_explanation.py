@@ -120,6 +120,7 @@ def test_measured_seconds_add_up(
         report.times.forward_seconds = forward
         report.times.backward_seconds = backward
         report.times.waiting_seconds = waiting
+        report.times.total_seconds = 1.1 * (forward + backward + waiting)
     whole = sum(phases) + rest + decision.solve_seconds
     lines = explain(decision, RoundCommitted(round_seconds=whole, summaries=[summary]))
     told = numbers(lines, 1)
