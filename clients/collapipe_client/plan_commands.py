@@ -1,24 +1,27 @@
 """The `collapipe plan` commands: which host ran what in a round, and why the scheduler decided so."""
 
-import json
+import re
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.errors import NotFoundError
-from collapipe.v1.plan_pb2 import LinkPlan, Plan
+from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import JobStatus
-from collapipe.v1.tensor_pb2 import CODEC_FP32
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs
 from collapipe_client.message_json import to_document
+from collapipe_client.plan_tables import ClusterTable, RoundRecord, link_limits, read_decision
 from collapipe_client.reporting import (
     FAILED,
     exit_codes,
+    plain_table,
     print_json,
     say,
     termination_as_interrupt,
@@ -26,6 +29,8 @@ from collapipe_client.reporting import (
 from collapipe_client.view_state import stage_views
 
 plan_app = typer.Typer(no_args_is_help=True, help="Show, explain and replay the plans of a job.")
+
+_BEFORE_UNIT = r"(?<=\d) (?=(?:m?s|MB|[GMk]?bit/s|MHz)\b)"
 
 RoundNumber = Annotated[
     int | None,
@@ -45,14 +50,18 @@ def show(
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Show which host ran which units in a round, and what each link was allowed to use."""
+    """Show who ran what in a round, with its memory and seconds, the links, and which devices were idle, and why."""
     with _chosen_round(job, round_number, endpoint_options, as_json) as (client, job_id, number):
         plans = client.plans(job_id, number - 1)
+        record = RoundRecord.of(client.explain(job_id, number - 1))
+        tables = [record.cluster(plan) for plan in plans]
         if as_json:
-            print_json({"round": number, "plans": [to_document(plan) for plan in plans]})
+            document = {"round": number, "plans": [to_document(plan) for plan in plans]}
+            print_json({**document, "clusters": [asdict(table) for table in tables]})
             return
-        say(f"job {job_id}, round {number}")
-        _say_plans(plans)
+        say(_wrapped(f"job {job_id}, round {number}: {record.seconds()}"))
+        for plan, table in zip(plans, tables, strict=True):
+            _say_table(plan, table)
 
 
 @plan_app.command("explain")
@@ -64,17 +73,17 @@ def explain(
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a decision: the bottleneck, the limits that were reached, and what would help most."""
+    """Explain a round: its seconds as a sum, predicted and measured, why its plan is so, and what would help."""
     with _chosen_round(job, round_number, endpoint_options, as_json) as (client, job_id, number):
         answer = client.explain(job_id, number - 1)
         lines = answer.explanation.splitlines()
         if as_json:
-            decision = json.loads(answer.decision_json, parse_constant=_null)
+            decision = read_decision(answer)
             print_json({"round": number, "explanation": lines, "decision": decision})
             return
         say(f"job {job_id}, round {number}")
         for line in lines:
-            say(f"  {line}")
+            say(_wrapped(line))
 
 
 @plan_app.command("replay")
@@ -140,8 +149,46 @@ def choose_job(client: CollaPipeClient, job: str | None) -> JobStatus:
     return jobs[-1]
 
 
-def _null(constant: str) -> None:
-    """Replaces Infinity and NaN by null: neither is valid JSON, so other readers refuse them."""
+def _wrapped(line: str) -> str:
+    """Wraps a statement in a terminal, under its indentation. Other readers get it as one line."""
+    console = Console()
+    if not console.is_terminal:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    wrapped = textwrap.fill(
+        re.sub(_BEFORE_UNIT, "\xa0", line),  # A number stays with its unit.
+        console.width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapped.replace("\xa0", " ")
+
+
+def _say_table(plan: Plan, cluster: ClusterTable) -> None:
+    batches = f"{plan.num_micro_batches} micro-batch{'es' * (plan.num_micro_batches != 1)}"
+    say(f"cluster {plan.cluster_index}: plan {plan.plan_id}, {batches} in a step")
+    table = plain_table("host", "units", "window", "memory, MB", "step, predicted", "measured")
+    for row in cluster.stages:
+        needs = "-" if row.needs_bytes is None else f"{row.needs_bytes / 1e6:.0f}"
+        limit = "no limit" if row.allowed_bytes is None else f"of {row.allowed_bytes / 1e6:.0f}"
+        table.add_row(
+            row.host_id,
+            row.units + ", recomputes" * row.recomputes,
+            str(row.window),
+            f"{needs}, {limit}" if row.allowed_bytes is None else f"{needs} {limit}",
+            _in_seconds(row.predicted_seconds),
+            _in_seconds(row.measured_seconds),
+        )
+    Console(emoji=False).print(table)
+    for link in cluster.links:
+        say(_wrapped(f"  link {link.words}"))
+    for host_id, reason in cluster.idle.items():
+        say(_wrapped(f"  idle {host_id}: {reason}"))
+
+
+def _in_seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f} s"
 
 
 def _say_plans(plans: Iterable[Plan]) -> None:
@@ -155,21 +202,6 @@ def _say_plans(plans: Iterable[Plan]) -> None:
             say(
                 f"  {view.host_id:20} {view.units:20} in-flight window {stage.in_flight}{recomputes}"
             )
-            limits = _link_limits(plan.links[position]) if position < len(plan.links) else []
+            limits = link_limits(plan.links[position]) if position < len(plan.links) else []
             if limits:
                 say(f"    link to the next: {', '.join(limits)}")
-
-
-def _link_limits(link: LinkPlan) -> list[str]:
-    limits = []
-    if link.rate_limit_bps:
-        limits.append(f"{link.rate_limit_bps / 1e6:.3g} Mbit/s")
-    if link.bandwidth_hz:
-        limits.append(f"{link.bandwidth_hz / 1e6:.3g} MHz")
-    if link.transmit_power_watts:
-        limits.append(f"{link.transmit_power_watts:.3g} W forward")
-    if link.return_transmit_power_watts:
-        limits.append(f"{link.return_transmit_power_watts:.3g} W back")
-    if link.codec != CODEC_FP32 and link.codec in CODEC_NAMES:
-        limits.append(CODEC_NAMES[link.codec])
-    return limits

@@ -47,6 +47,7 @@ class RoundDecision:
         kept_because: Why the current plans were kept; empty if they were not kept.
         notes: Remarks of the strategy, for the explanation.
         solve_seconds: Time that the strategy took.
+        guessed: Ids of the hosts with blocks whose speed nobody had measured. The predicted seconds mean nothing with them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -58,6 +59,7 @@ class RoundDecision:
     kept_because: str = ""
     notes: tuple[str, ...] = ()
     solve_seconds: float = 0.0
+    guessed: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON document that `from_json` reads."""

@@ -2,12 +2,15 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 
-from collapipe.allocation import ClusterProblem, RadioLink, StagePlan, WiredLink, predict
+from collapipe.allocation import RadioLink, StagePlan, predict
+from collapipe.allocation.round_model.prediction import stage_memory_bytes
+from collapipe.errors import InfeasibleError
+from collapipe.scheduler.advice import LEAST_SHARE, advise, equal_plan, lasting_seconds
 from collapipe.scheduler.decisions import RoundDecision, num_moved_blocks
-from collapipe.v1 import plan_pb2
+from collapipe.scheduler.round_sum import EVALUATION, round_sum
+from collapipe.v1 import plan_pb2, scheduler_pb2
 
 _KEPT_BECAUSE = {
     "hysteresis": "no other plan is better by more than schedule.hysteresis",
@@ -16,8 +19,11 @@ _KEPT_BECAUSE = {
     "solver_slow": "the solver took too long",
     "evaluation": "the round only evaluated the model",
 }
-_BETTER = 0.9
-"""The time of an improved processor or link, as a part of its present time."""
+_FAR_OFF = 0.3
+"""A prediction that differs from the measured time by more than this share of it is far off."""
+
+_NAME_WIDTH = 46
+"""Columns of the names of the parts of a round."""
 
 _NEARLY_FULL = 0.95
 """A host that needs more than this part of its memory is reported."""
@@ -29,35 +35,164 @@ _HOPELESS_BACKLOG = 10.0
 """With a larger backlog, in round budgets, the energy budget counts as not met."""
 
 
-def explain(decision: RoundDecision) -> list[str]:
-    """Returns statements about the choices, bottlenecks, binding limits and the most useful improvement."""
-    problem, prediction = decision.question.problem, decision.prediction
-    lines = [
-        f"{decision.question.strategy} predicts {prediction.round_seconds:.3g} s for the round, decided in "
-        f"{decision.solve_seconds * 1000:.0f} ms"
+def explain(
+    decision: RoundDecision, committed: scheduler_pb2.RoundCommitted | None = None
+) -> list[str]:
+    """Explains a round under headings: its time as a sum, why the plan is as it is, and what would help.
+
+    Args:
+        committed: What the round has measured; `None` before its commit.
+
+    Returns:
+        Lines. Those under a heading are indented. Lines with a number at their end fit into 80 columns.
+    """
+    lines = ["The round in seconds", *_indented(_sum_lines(decision, committed))]
+    lines += ["Why this plan", *_indented(_reasons(decision))]
+    lines += [
+        f"What would make a round shorter, at least by {LEAST_SHARE:.0%}, each alone",
+        *_indented(_advice_lines(decision)),
     ]
+    return lines
+
+
+def _indented(lines: Iterable[str]) -> Iterator[str]:
+    return (f"  {line}" for line in lines)
+
+
+def _sum_lines(
+    decision: RoundDecision, committed: scheduler_pb2.RoundCommitted | None
+) -> Iterator[str]:
+    if decision.guessed:
+        yield (
+            f"not predicted: when this round was planned, nobody had measured how fast {', '.join(decision.guessed)} "
+            f"{'is' if len(decision.guessed) == 1 else 'are'}; the next round is predicted from this one"
+        )
+    divided = round_sum(decision, committed)
+    if divided is None:
+        if not decision.guessed:
+            yield "not predicted: the plan needs a link that is missing or does not answer"
+        return
+    if len(decision.plans) > 1:
+        yield f"cluster {divided.cluster_index} takes longest:"
+    yield f"{'':{_NAME_WIDTH}}{'predicted':>12}{'measured':>12}"
+    whole = divided.parts[-1]
+    largest = max(whole.predicted or 0.0, whole.measured or 0.0)
+    digits = next((d for limit, d in ((1, 4), (10, 3), (1000, 2)) if largest < limit), 1)
+    for part in divided.parts:
+        name = f"{'  ' * max(part.level - 1, 0)}{part.name}"
+        values = (
+            "-" if value is None else f"{value:.{digits}f} s"
+            for value in (part.predicted, part.measured)
+        )
+        yield f"{name:{_NAME_WIDTH}}" + "".join(f"{value:>12}" for value in values)
+    if whole.predicted is not None and whole.measured is not None:
+        missing = whole.measured - whole.predicted
+        evaluation = sum(p.measured or 0.0 for p in divided.parts if p.name == EVALUATION)
+        late = f", of which {evaluation:.{digits}f} s evaluate the model" * (evaluation > 0)
+        yield (
+            f"the round took {abs(missing):.{digits}f} s {'more' if missing > 0 else 'less'} than predicted"
+            + late * (missing > 0)
+        )
+        if max(missing, -missing) > _FAR_OFF * whole.measured:
+            yield "the prediction is far off, so take the seconds below as rough"
+    if whole.measured is None:
+        yield "not measured: the round is not committed yet"
+
+
+def _reasons(decision: RoundDecision) -> Iterator[str]:
+    problem, prediction = decision.question.problem, decision.prediction
+    yield (
+        f"{decision.question.strategy} decided it in {say_seconds(decision.solve_seconds)}"
+        + f", and predicts {say_seconds(prediction.full_round_seconds)} for the round"
+        * (not decision.guessed)
+    )
     if decision.kept_because:
         reason = _KEPT_BECAUSE[decision.kept_because]
-        lines.append(f"the plans of the previous round were kept: {reason}")
+        yield f"the plans of the previous round were kept: {reason}"
+    if not decision.guessed:
+        yield _against_equal_segments(decision)
     for index in range(len(problem.clusters)):
-        lines += [f"cluster {index}: {line}" for line in _explain_cluster(decision, index)]
+        yield from (f"cluster {index}: {line}" for line in _explain_cluster(decision, index))
     if math.isfinite(problem.convergence.limit):
-        lines.append(
+        yield (
             f"the convergence term is {prediction.convergence_term:.4g}, its limit "
             f"{problem.convergence.limit:.4g}"
         )
-    lines += [*_energy_queues(decision), *decision.notes, *_best_improvement(decision)]
+    yield from _energy_queues(decision)
+    yield from decision.notes
     estimates = decision.estimates
     if estimates is not None:
-        lines += [f"implausible telemetry was rejected: {reason}" for reason in estimates.rejected]
+        yield from (
+            f"implausible telemetry was rejected: {reason}" for reason in estimates.rejected
+        )
         if estimates.missing:
-            lines.append(f"no recent telemetry from {', '.join(estimates.missing)}")
+            yield f"no recent telemetry from {', '.join(estimates.missing)}"
     measured = estimates.hosts.values() if estimates is not None else ()
     if not any(host.seconds_per_sample for host in measured):
-        lines.append(
-            "the decision rests on profiles and earlier rounds: there were no new measurements"
+        yield "the decision rests on profiles and earlier rounds: there were no new measurements"
+
+
+def _against_equal_segments(decision: RoundDecision) -> str:
+    """Says what a round would take with equal segments."""
+    problem, strategy = decision.question.problem, decision.question.strategy
+    now = lasting_seconds(problem, decision.prediction)
+    try:
+        equal = equal_plan(decision)
+    except InfeasibleError as error:
+        return f"equal segments do not fit: {error}"
+    if [plan.segments for plan in equal] == [plan.segments for plan in decision.plans]:
+        reason = ", as its rule is" if strategy == "pipeline" else ": no other split is shorter"
+        return f"all devices have equally many blocks{reason if strategy in ('pipeline', 'dssra') else ''}"
+    predicted = predict(problem, equal)
+    seconds = lasting_seconds(problem, predicted)
+    slowest = max(range(len(equal)), key=lambda i: predicted.clusters[i].round_seconds)
+    one = predicted.clusters[slowest]
+    limit = say_bottleneck(one.bottleneck, one.bottleneck_seconds, equal[slowest].stages)
+    return (
+        f"equal segments would take {say_seconds(seconds)} a round, and this plan takes {say_seconds(now)} (moves of units left out); what would "
+        f"limit them is {limit}"
+    )
+
+
+def _advice_lines(decision: RoundDecision) -> Iterator[str]:
+    if decision.guessed:
+        yield "the speeds are not measured yet: ask about the next round"
+        return
+    now = lasting_seconds(decision.question.problem, decision.prediction)
+    advice = advise(decision)
+    for number, one in enumerate(advice, start=1):
+        yield (
+            f"{number}. {one.text}: saves {say_seconds(one.saved_seconds)} of "
+            f"{say_seconds(now)} ({one.saved_seconds / now:.0%})"
         )
-    return lines
+    if not advice:
+        tie = " (the slowest clusters take about equally long, so one alone does not help)"
+        seconds = sorted(cluster.round_seconds for cluster in decision.prediction.clusters)
+        is_tie = len(seconds) > 1 and seconds[-1] - seconds[-2] < LEAST_SHARE * now
+        yield "no single change of a link, a device or a setting" + tie * is_tie
+
+
+def idle_reasons(decision: RoundDecision) -> dict[str, str]:
+    """Returns why devices hold no blocks, by their ids."""
+    problem, strategy = decision.question.problem, decision.question.strategy
+    reasons = {}
+    for cluster, plan in zip(problem.clusters, decision.plans, strict=True):
+        for device in cluster.devices:
+            if device.host_id in plan.segments:
+                continue
+            window = max(stage.in_flight for stage in plan.stages)
+            block = StagePlan(device.host_id, 1, 2, window)
+            needs = stage_memory_bytes(problem, device, block, plan.num_micro_batches)
+            if device.memory_bytes is not None and needs > device.memory_bytes:
+                reason = f"a block needs {needs / 1e6:.0f} MB there, and it may use {device.memory_bytes / 1e6:.0f} MB"
+            elif strategy != "dssra":
+                reason = f"the strategy {strategy} gives it no blocks"
+            elif device.backlog:
+                reason = "to save its energy"
+            else:
+                reason = "the round is no faster with it"
+            reasons[device.host_id] = reason
+    return reasons
 
 
 def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
@@ -67,33 +202,44 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
         f"{host} runs {segment.num_blocks} block{'s' * (segment.num_blocks != 1)}"
         for host, segment in plan.segments.items()
     )
+    size = problem.mini_batch / plan.num_micro_batches
     slices = f", each cut into {plan.num_slices} slices" if plan.num_slices > 1 else ""
     yield (
-        f"{placed}; {plan.num_micro_batches} micro-batches of "
-        f"{problem.mini_batch / plan.num_micro_batches:g} samples{slices}; {predicted.mini_batch_seconds:.3g} s for a "
-        f"mini-batch; the stages are idle {predicted.bubble_ratio:.0%} of the time"
+        f"{placed}; {plan.num_micro_batches} micro-batch{'es' * (plan.num_micro_batches != 1)} of "
+        f"{size:g} sample{'s' * (size != 1)}{slices}"
     )
     if repeating := [stage.host_id for stage in plan.stages if stage.recompute]:
         yield f"{', '.join(repeating)} repeat their forward passes, which needs less memory and a third more computing"
+    idle = idle_reasons(decision)
     for device in cluster.devices:
-        if device.host_id not in plan.segments:
-            if decision.question.strategy != "dssra":
-                reason = ""
-            elif device.backlog:
-                reason = ": to save its energy"
-            else:
-                reason = ": the round is no faster with it"
-            yield f"{device.host_id} is not used{reason}"
+        if device.host_id in idle:
+            yield f"{device.host_id} is not used: {idle[device.host_id]}"
     if moved := num_moved_blocks(cluster.previous, plan):
         verb = "block moves" if moved == 1 else "blocks move"
-        yield f"{moved} {verb} to another host, which takes {predicted.migrate_seconds:.3g} s once"
-    back = f", and {predicted.fetch_seconds:.3g} s back" if len(problem.clusters) > 1 else ""
-    yield (
-        f"weights take {predicted.push_seconds:.3g} s to the edge server with the codec {plan.upload_codec}{back}"
-    )
-    limiting = say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan.stages)
-    yield f"bottleneck is {limiting}"
+        yield f"{moved} {verb} to another host, which takes {say_seconds(predicted.migrate_seconds)} once"
+    if decision.guessed:
+        yield f"weights go to the edge server with the codec {plan.upload_codec}"
+    else:
+        back = (
+            f", and {say_seconds(predicted.fetch_seconds)} back"
+            if len(problem.clusters) > 1
+            else ""
+        )
+        limiting = say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan.stages)
+        yield (
+            f"a mini-batch takes {say_seconds(predicted.mini_batch_seconds)}; the stages are idle {predicted.bubble_ratio:.0%} "
+            "of the time"
+        )
+        yield (
+            f"weights take {say_seconds(predicted.push_seconds)} to the edge server with the codec {plan.upload_codec}{back}"
+        )
+        yield f"bottleneck is {limiting}"
     yield from _binding_limits(decision, index)
+
+
+def say_seconds(seconds: float) -> str:
+    """Writes a time in its unit."""
+    return f"{1e3 * seconds:.3g} ms" if 0 < seconds < 0.1 else f"{seconds:.3g} s"
 
 
 def say_bottleneck(
@@ -106,7 +252,7 @@ def say_bottleneck(
         stages: In pipeline order.
     """
     kind, _, number = name.rpartition(" ")
-    time = f"{seconds:.3g} s for a micro-batch"
+    time = f"{say_seconds(seconds)} for a micro-batch"
     if kind == "stage":
         return f"the processor of {stages[int(number)].host_id}: {time}"
     if kind == "link":
@@ -165,58 +311,3 @@ def _energy_queues(decision: RoundDecision) -> Iterator[str]:
                     f"the budget of {device.host_id} is not met: it needs {joules:.3g} J a round, or a lower "
                     "schedule.penalty_weight, fewer local steps, or other devices that take its blocks"
                 )
-
-
-def _best_improvement(decision: RoundDecision) -> Iterator[str]:
-    """Names the processor or link whose improvement would shorten the round most, with unchanged plans."""
-    now = decision.prediction.round_seconds
-    saved: list[tuple[float, str]] = []
-    for index, cluster in enumerate(decision.question.problem.clusters):
-        host_ids = [stage.host_id for stage in decision.plans[index].stages]
-        improved = [(_faster_host(cluster, one), f"processor of {one}") for one in host_ids]
-        improved += [
-            (_better_link(cluster, one, other), f"link between {one} and {other}")
-            for one, other in itertools.pairwise(host_ids)
-        ]
-        saved += [
-            (now - _round_seconds(decision, index, better), name) for better, name in improved
-        ]
-    best, name = max(saved, default=(0.0, ""))
-    if best > 0 and math.isfinite(now):
-        yield f"what would help most: a 10 % faster {name} saves {best:.2g} s a round ({best / now:.0%})"
-
-
-def _round_seconds(decision: RoundDecision, index: int, cluster: ClusterProblem) -> float:
-    """Predicts the duration of the round with one cluster replaced."""
-    problem = decision.question.problem
-    clusters = (*problem.clusters[:index], cluster, *problem.clusters[index + 1 :])
-    return predict(replace(problem, clusters=clusters), decision.plans).round_seconds
-
-
-def _faster_host(cluster: ClusterProblem, host_id: str) -> ClusterProblem:
-    host = cluster.hosts[host_id]
-    faster = replace(
-        host,
-        seconds_per_sample=_BETTER * host.seconds_per_sample,
-        seconds_per_micro_batch=_BETTER * host.seconds_per_micro_batch,
-    )
-    return replace(
-        cluster,
-        control_unit=faster if host == cluster.control_unit else cluster.control_unit,
-        devices=tuple(faster if host == device else device for device in cluster.devices),
-        edge_server=faster if host == cluster.edge_server else cluster.edge_server,
-    )
-
-
-def _better_link(cluster: ClusterProblem, one: str, other: str) -> ClusterProblem:
-    links = dict(cluster.links)
-    for pair in ((one, other), (other, one)):
-        link = links.get(pair)
-        if link is None:
-            continue
-        link = replace(link, round_trip_seconds=_BETTER * link.round_trip_seconds)
-        if isinstance(link, WiredLink):
-            links[pair] = replace(link, capacity_bps=link.capacity_bps / _BETTER)
-        else:
-            links[pair] = replace(link, efficiency=link.efficiency / _BETTER)
-    return replace(cluster, links=links)

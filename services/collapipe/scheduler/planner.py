@@ -28,7 +28,7 @@ from collapipe.scheduler.decisions import (
 )
 from collapipe.scheduler.host_calls import start_detached
 from collapipe.scheduler.host_registry import JobHosts
-from collapipe.scheduler.knowledge import Knowledge
+from collapipe.scheduler.knowledge import HostKnowledge, Knowledge
 from collapipe.scheduler.plan_messages import to_messages
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.profiling import Explorer, profile_hosts, without_unknown
@@ -210,9 +210,20 @@ class Planner:
         elif self._telemetry_is_stale(estimates) and not earlier:
             decision = keep_current(question, "telemetry_missing", estimates)
         decision = decision or self._solve(question, estimates)
+        decision = replace(decision, guessed=self._guessed(decision.plans))
         if not evaluation_only:
             self._export_metrics(decision)
         return to_messages(self._addresses, problem, decision.plans), decision
+
+    def _guessed(self, plans: RoundPlan) -> tuple[str, ...]:
+        """Returns the hosts with blocks that no profile, no round and no setting gives a speed."""
+        hosts, known = self._hosts.by_id, self._knowledge.hosts
+        return tuple(
+            host_id
+            for plan in plans
+            for host_id in plan.segments
+            if not hosts[host_id].speed and known.get(host_id, HostKnowledge()).source == "guess"
+        )
 
     def predicted_step_seconds(self, decision: RoundDecision, cluster_index: int) -> float:
         """Returns the predicted time of a mini-batch; 0 if rounds have not measured all hosts, because it is a guess then."""

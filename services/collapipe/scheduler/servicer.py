@@ -32,7 +32,7 @@ from collapipe.rpc import (
 )
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
-from collapipe.scheduler.explanation import explain
+from collapipe.scheduler.explanation import explain, idle_reasons
 from collapipe.scheduler.host_claims import check_claims
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
@@ -330,10 +330,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ExplainDecisionRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ExplainDecisionResponse:
         document = self._jobs.round(request.job_id, request.round_index)
+        result = self._jobs.find_result(request.job_id, request.round_index)
+        committed = result.committed if result else None
         with _refusing_contradictions():
-            explanation = "\n".join(explain(RoundDecision.from_json(document.decision)))
+            decision = RoundDecision.from_json(document.decision)
+            explanation = "\n".join(explain(decision, committed))
         return scheduler_pb2.ExplainDecisionResponse(
-            explanation=explanation, decision_json=json.dumps(document.decision)
+            explanation=explanation,
+            decision_json=json.dumps(document.decision),
+            committed=committed,
+            idle=idle_reasons(decision),
         )
 
     def ReplayDecision(

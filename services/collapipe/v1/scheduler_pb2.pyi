@@ -435,12 +435,23 @@ class ExplainDecisionRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
 
 class ExplainDecisionResponse(_message.Message):
-    __slots__ = ("explanation", "decision_json")
+    __slots__ = ("explanation", "decision_json", "committed", "idle")
+    class IdleEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     DECISION_JSON_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     explanation: str
     decision_json: str
-    def __init__(self, explanation: _Optional[str] = ..., decision_json: _Optional[str] = ...) -> None: ...
+    committed: RoundCommitted
+    idle: _containers.ScalarMap[str, str]
+    def __init__(self, explanation: _Optional[str] = ..., decision_json: _Optional[str] = ..., committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., idle: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ReplayDecisionRequest(_message.Message):
     __slots__ = ("job_id", "round_index")

@@ -256,7 +256,7 @@ def test_decide_within_the_hysteresis_keeps_the_plan_and_says_so() -> None:
     assert _placement(eager.plans) != _placement(other)
     assert reluctant.plans == other
     assert reluctant.kept == "hysteresis"
-    assert any("less than the hysteresis" in note for note in reluctant.notes)
+    assert any("schedule.hysteresis" in note for note in reluctant.notes)
 
 
 def test_decide_changes_only_shares_when_only_they_gain_enough() -> None:

@@ -42,6 +42,22 @@ def run_round(
     return decision
 
 
+def test_guessed_speeds_are_marked_until_a_round_has_measured_them() -> None:
+    taking_part, source, clock = hosts(), Source(), Clock()
+    guessed = Knowledge(
+        hosts={host.host_id: HostKnowledge(seconds_per_sample=1.0) for host in taking_part.devices}
+    )
+    pipeline = job(strategy="pipeline")
+    deciding = planner(taking_part, guessed, source, clock, pipeline)
+    first = run_round(deciding, clock, 0, summary(taking_part))
+    assert set(first.guessed) == {"device-0", "device-1", "device-2"}
+    source.series = measured(taking_part, (0.01, 0.01, 0.01), clock.now - 10, clock.now)
+    assert deciding.decide(1, ())[1].guessed == ()
+    for device in taking_part.devices:
+        device.speed = 100.0
+    assert planner(taking_part, guessed, source, clock, pipeline).decide(0, ())[1].guessed == ()
+
+
 def test_first_round_uses_the_profile() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.01, 0.02, 0.04))
@@ -86,9 +102,7 @@ def test_fast_control_unit_runs_blocks_and_slow_one_none(seconds: float, place: 
     assert placed[place] >= 2
     assert ("control-unit" in placed) == (place == "control-unit")
     assert replay(decision, plans) == plans
-    assert any(
-        line.startswith(f"cluster 0: {next(iter(placed))} runs") for line in explain(decision)
-    )
+    assert any(f"cluster 0: {next(iter(placed))} runs" in line for line in explain(decision))
 
 
 @pytest.mark.parametrize("change", ["paper_placement", "no memory"])
@@ -450,13 +464,12 @@ def test_error_without_a_feasible_plan_names_the_limit() -> None:
         planner(taking_part, knowledge(taking_part), Source(), Clock()).decide(0, ())
 
 
-def test_explanation_names_the_bottleneck_and_the_best_improvement() -> None:
+def test_explanation_names_the_bottleneck() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(0.05, 0.05, 0.05), rate_bps=1e9)
     _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
     lines = explain(decision)
     assert any("bottleneck is the processor of device-" in line for line in lines)
-    assert any(line.startswith("what would help most: a 10 % faster processor") for line in lines)
 
 
 def test_explanation_of_a_slow_link_names_the_link() -> None:

@@ -102,8 +102,11 @@ def decide(
     gain = reallocated.prediction.objective - best.prediction.objective
     if gain > margin:
         return _decision(problem, with_least_windows(problem, best.plans), "", search.effort)
+    # What the objective pays for a second: docs/scheduling.md (13).
+    second = problem.reference_seconds / problem.penalty_weight
     reason = (
-        f"another placement would lower the objective by {gain:g}: less than the hysteresis, {margin:g}"
+        f"another placement is better by what {gain * second:.3g} s of a round are worth, but has to be by "
+        f"{margin * second:.3g} s (schedule.hysteresis)"
         if gain > 0
         else "no better placement was found"
     )

@@ -12,7 +12,7 @@ from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
-from collapipe.scheduler.web.values import Value, links, mean, number, stages, text
+from collapipe.scheduler.web.values import Value, links, mean, number, prediction_of, stages, text
 from collapipe.v1 import job_pb2, plan_pb2
 
 MOST_ROUNDS = 300
@@ -56,7 +56,7 @@ class Records:
         result = self._jobs.find_result(document.job_id, index)
         summary: Value = {"round": index + 1}
         if planned is not None:
-            prediction = planned.decision.get("prediction", {})
+            prediction = prediction_of(planned)
             summary["predicted_seconds"] = number(prediction.get("full_round_seconds"))
             summary["kept_because"] = planned.decision.get("kept_because", "")
             summary["holders"] = [_holders(plan) for plan in planned.plans[:_MOST_CLUSTERS]]
@@ -89,7 +89,7 @@ class Records:
         """
         document = self._jobs.round(job_id, index)
         result = self._jobs.find_result(job_id, index)
-        prediction = document.decision.get("prediction", {})
+        prediction = prediction_of(document)
         chosen = clusters or range(len(document.plans))
         listed = [one for one in chosen if 0 <= one < len(document.plans)][:_MOST_CLUSTERS]
         return {
@@ -97,7 +97,7 @@ class Records:
             "attempt": document.attempt,
             "predicted_seconds": number(prediction.get("full_round_seconds")),
             "seconds": number(result.committed.round_seconds) if result else None,
-            "why": _why(document),
+            "why": _why(document, result),
             "num_clusters": len(document.plans),
             "clusters": [_cluster(document, result, prediction, one) for one in listed],
         }
@@ -147,13 +147,16 @@ def _losses(summaries: Sequence[job_pb2.RoundSummary], most: int) -> list[float 
     ]
 
 
-def _why(document: RoundDocument) -> list[str]:
+def _why(document: RoundDocument, result: RoundResult | None) -> list[str]:
     if len(document.plans) > _MOST_EXPLAINED:
         return [
             f"`collapipe plan explain` explains rounds with more than {_MOST_EXPLAINED} clusters"
         ]
     try:
-        return [text(line) for line in explain(RoundDecision.from_json(document.decision))]
+        committed = result.committed if result else None
+        return [
+            text(line) for line in explain(RoundDecision.from_json(document.decision), committed)
+        ]
     except (CollapipeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         return [f"the record of the decision cannot be used: {error}"]
 

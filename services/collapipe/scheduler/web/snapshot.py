@@ -31,7 +31,7 @@ from collapipe.scheduler.web.job_values import (
     trouble_of,
 )
 from collapipe.scheduler.web.rates import RateReader, Rates
-from collapipe.scheduler.web.values import Value, links, number, stages, text
+from collapipe.scheduler.web.values import Value, links, number, prediction_of, stages, text
 from collapipe.v1 import scheduler_pb2
 
 MOST_CLUSTERS, MOST_JOBS = 200, 50
@@ -278,8 +278,7 @@ class Snapshots:
         if one is None or one.started is None:
             return {}
         document = None if one.round_seconds else self._round(one)
-        prediction = document.decision.get("prediction", {}) if document else {}
-        return one.end(prediction.get("full_round_seconds", math.nan))
+        return one.end(prediction_of(document).get("full_round_seconds", math.nan))
 
     def _job(self, base: _Base, job_id: str) -> Value | None:
         """Tells more of one job. Without its id, it is the one that comes first."""
@@ -317,7 +316,7 @@ class Snapshots:
 
 
 def _prediction(document: RoundDocument | None, index: int) -> dict[str, Any]:
-    clusters = document.decision.get("prediction", {}).get("clusters", ()) if document else ()
+    clusters = prediction_of(document).get("clusters", ())
     return clusters[index] if index < len(clusters) else {}
 
 

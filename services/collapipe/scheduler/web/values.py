@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from collapipe.codec_numbers import CODEC_NAMES
+from collapipe.scheduler.job_store import RoundDocument
 from collapipe.unit_names import unit_words
 from collapipe.v1 import plan_pb2
 
@@ -28,6 +30,12 @@ def mean(values: Iterable[float]) -> float | None:
     """Returns the mean of finite values; `None` without any."""
     finite = [value for value in values if math.isfinite(value)]
     return number(sum(finite) / len(finite)) if finite else None
+
+
+def prediction_of(document: RoundDocument | None) -> dict[str, Any]:
+    """Returns the prediction of a round. It is empty without a decision, or if speeds were guessed for it."""
+    decision = document.decision if document else {}
+    return {} if decision.get("guessed") else decision.get("prediction", {})
 
 
 def stages(listed: Sequence[plan_pb2.Stage]) -> list[Value]:

@@ -80,11 +80,7 @@ export function roundsTab({ job, rounds, route, choose, again }) {
       "details",
       { class: "card", "data-key": "why", open: true },
       h("summary", {}, "Why the scheduler decided so"),
-      h(
-        "ul",
-        {},
-        (detail.why ?? []).map((line) => h("li", {}, line)),
-      ),
+      h("pre", { class: "why", tabindex: "0" }, (detail.why ?? []).join("\n")),
     ),
     history(rounds, shown, choose),
   ];
