@@ -1,5 +1,6 @@
 """The `collapipe` command. This module has the commands about jobs and collects all others."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from collapipe_client.endpoint import (
 from collapipe_client.estimate_command import estimate
 from collapipe_client.fit_command import fit
 from collapipe_client.job_files import (
+    check_family,
     check_has_data,
     read_job,
     with_local_paths,
@@ -57,6 +59,9 @@ from collapipe_client.training import follow_job, how_to_load, how_to_resume, ru
 from collapipe_client.view_state import JobView, say_evaluation
 from collapipe_client.workspace import Workspace
 
+if os.environ.get("COLUMNS") == "0":
+    del os.environ["COLUMNS"]  # A table of this width would have no characters.
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -71,6 +76,8 @@ app.add_typer(certs_app, name="certs")
 app.add_typer(context_app, name="context")
 
 
+_MODELS = Path("collapipe-models")
+"""Where models are put that have no folder of their own."""
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the model that the folder has.")
 ]
@@ -110,6 +117,7 @@ def train(
         job = _load(job_file, preset, settings or [], is_local)
         if output is not None:
             _check_empty(output, overwrite)
+        _check_writable(output or _MODELS / job.name)
         display = make_display(Console(), as_json)
         try:
             with _testbed_for(
@@ -227,10 +235,19 @@ def _check_empty(directory: Path, overwrite: bool) -> None:
         )
 
 
+def _check_writable(directory: Path) -> None:
+    """Refuses a folder that could not be made after hours of training; raises `InvalidInputError`."""
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        reason = "is no folder" if not nearest.is_dir() else "cannot be written"
+        raise InvalidInputError(
+            f"the model cannot be put into {directory}, because {nearest} {reason}: give another folder with --output DIR"
+        )
+
+
 def _free_folder(name: str, job_id: str, overwrite: bool) -> Path:
     """Returns the default folder of a model: the one of the job's name, or of its id if something else is there."""
-    models = Path("collapipe-models")
-    return models / (name if overwrite or not _is_taken(models / name) else job_id)
+    return _MODELS / (name if overwrite or not _is_taken(_MODELS / name) else job_id)
 
 
 def _is_taken(path: Path) -> bool:
@@ -253,6 +270,7 @@ def _load(
     check_has_data(job)
     if not is_local:
         return job
+    check_family(job)
     job = with_local_paths(job)
     # A client without services on its machine need not have the packages that read data.
     from collapipe.data.cluster_rows import check_data

@@ -8,13 +8,15 @@ import typer
 from rich.console import Console
 
 from collapipe.errors import NotFoundError
+from collapipe.mistakes import did_you_mean
 from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobStatus
+from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson, WorkspaceOption, takes_option_groups
-from collapipe_client.endpoint import EndpointOptions, find_endpoint
+from collapipe_client.endpoint import EndpointOptions, find_endpoint, running_testbed
 from collapipe_client.jobs_commands import job_table
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.message_json import enum_word, to_document
-from collapipe_client.processes import last_lines
+from collapipe_client.processes import check_free, last_lines
 from collapipe_client.reporting import (
     complain,
     exit_codes,
@@ -25,7 +27,7 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, Device
+from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, SCHEDULER, Device
 from collapipe_client.trouble import say_clock, say_last_seen, say_moment, say_trouble
 from collapipe_client.view_state import say_privacy_loss
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
@@ -54,6 +56,9 @@ def up(
     then.
     """
     with exit_codes(as_json), termination_as_interrupt():
+        read_address("--listen", listen, least_port=0)
+        if running_testbed(workspace) is None:
+            check_free(listen, SCHEDULER)
         devices = None
         if clusters is None and not testbed_options.describe_devices:
             devices = _running_devices(workspace)
@@ -177,9 +182,10 @@ def logs(
         folder = Workspace(workspace)
         files = {path.stem: path for path in sorted(folder.logs.glob("*.log"))}
         if name is not None and name not in files:
-            known = ", ".join(files) or "none"
+            hint = did_you_mean(name, list(files))
+            known = f"choose one of {', '.join(files)}" if files else "nothing was started there"
             raise NotFoundError(
-                f"there is no log of {name!r} in {folder.logs}: choose one of {known}"
+                f"there is no log of {name!r} in {folder.logs}: {hint}{known}; --workspace DIR names another folder"
             )
         if as_json:
             shown = files if name is None else {name: files[name]}

@@ -115,6 +115,10 @@ class Workspace:
             return _RECORD.validate_json(self._record_file.read_bytes())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise WrongStateError(
+                f"the workspace {self.root} cannot be read: {error.strerror}: choose another with --workspace DIR"
+            ) from error
         except ValidationError as error:
             raise CorruptDataError(
                 f"{self._record_file} is damaged ({error}): end the processes that it lists by hand, and "

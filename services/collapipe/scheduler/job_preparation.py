@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from collapipe.data.cluster_rows import check_labels
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
@@ -72,6 +73,7 @@ class JobPreparation:
             )
         loaded = self._load_data(hosts, known)
         labels = document.labels if known else _in_order(d.labels for d in loaded)
+        check_labels(self._progress.job, labels)
         vocabulary = known or loaded[0].vocabulary
         notes = describe_data(self._progress.job, loaded, labels)
         if notes != self._notes:
@@ -170,14 +172,14 @@ def describe_data(
     loaded: Sequence[control_unit_pb2.PrepareDataResponse],
     labels: Sequence[str],
 ) -> list[str]:
-    """Says what a person should know about the held-out rows of a job.
+    """Says what a person should know about the data of a job.
 
     Args:
         loaded: The answer of each cluster.
         labels: The labels of the job.
     """
     places = {each.label: each.place for data in reversed(loaded) for each in data.held_out_labels}
-    notes = []
+    notes = list(dict.fromkeys(note for data in loaded for note in data.notes))
     if job.data.held_out is None:
         num_held_out = sum(data.num_held_out_rows for data in loaded)
         num_rows = num_held_out + sum(data.num_rows for data in loaded)
