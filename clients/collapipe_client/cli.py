@@ -25,6 +25,7 @@ from collapipe_client.endpoint import (
     client_for_past_jobs,
     find_endpoint,
     need_endpoint,
+    running_testbed,
 )
 from collapipe_client.estimate_command import estimate
 from collapipe_client.fit_command import fit
@@ -57,7 +58,7 @@ from collapipe_client.testbed_processes import DEFAULT_DEVICES
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, say_evaluation
-from collapipe_client.workspace import Workspace
+from collapipe_client.workspace import DEFAULT_ROOT, Workspace
 
 if os.environ.get("COLUMNS") == "0":
     del os.environ["COLUMNS"]  # A table of this width would have no characters.
@@ -117,7 +118,7 @@ def train(
         job = _load(job_file, preset, settings or [], is_local)
         if output is not None:
             _check_empty(output, overwrite)
-        _check_writable(output or _MODELS / job.name)
+        _check_writable(output or _MODELS)
         display = make_display(Console(), as_json)
         try:
             with _testbed_for(
@@ -133,12 +134,14 @@ def train(
                     files = client.export(job_id, directory)
         except BaseException:
             if display.view.state and not as_json:
-                complain(f"stopped: {how_to_resume(display.view, _resume_command())}")
+                complain(
+                    f"stopped: {how_to_resume(display.view, _next_command(display.view, endpoint_options))}"
+                )
             raise
         if view.state != "succeeded":
             if not as_json:
                 complain(f"the job {view.state}: {view.message or 'no reason given'}")
-                complain(how_to_resume(view, _resume_command()))
+                complain(how_to_resume(view, _next_command(view, endpoint_options)))
             raise typer.Exit(FAILED)
         _say_trained(job, view, directory, files, as_json)
 
@@ -351,9 +354,17 @@ def _say_counts(counts: list[int]) -> str:
     return f"{len(counts)} clusters of {', '.join(map(str, counts))} devices"
 
 
-def _resume_command() -> str:
+def _next_command(view: JobView, options: EndpointOptions) -> str:
+    """Returns the command that continues a job, or starts it again, behind the one that restarts processes which have ended."""
     arguments = sys.argv[1:]
-    return shlex.join(["collapipe", *arguments, *([] if "--resume" in arguments else ["--resume"])])
+    if view.num_rounds_committed and "--resume" not in arguments:
+        arguments = [*arguments, "--resume"]
+    train = shlex.join(["collapipe", *arguments])
+    record = running_testbed(options.workspace) if options.scheduler is None else None
+    if record is None or not record.detached or len(record.alive) == len(record.processes):
+        return train
+    folder = [] if options.workspace == DEFAULT_ROOT else ["--workspace", str(options.workspace)]
+    return f"{shlex.join(['collapipe', 'up', *folder])}\n  {train}"
 
 
 def _say_trained(

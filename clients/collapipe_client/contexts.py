@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, NotFoundError, WrongStateError
-from collapipe.mistakes import did_you_mean
+from collapipe.mistakes import did_you_mean, first_mistake
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ def read_contexts() -> Contexts:
     try:
         return _CONTEXTS.validate_python(read_document(file) or {})
     except (ValidationError, OSError) as error:
+        reason = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
         raise CorruptDataError(
-            f"the contexts in {file} cannot be read ({error}): mend the file, or delete it and add your contexts again"
+            f"the contexts in {file} cannot be read ({reason}): mend the file, or delete it and add your contexts again"
         ) from error
 
 

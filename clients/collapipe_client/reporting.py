@@ -45,7 +45,7 @@ def plain_table(*columns: str) -> Table:
 
 def _say_file_error(error: OSError) -> str:
     """Says which file an error of the operating system is about, and what to do."""
-    file = error.filename or "a file"
+    file = error.filename or "this folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         remedy = "make room there, for example with `collapipe jobs prune --keep 5`, or use a folder on another disk"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -1,6 +1,7 @@
 """The commands about the local testbed: `collapipe up`, `down`, `status` and `logs`."""
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,8 +154,9 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             if not hosts:
                 say("no host has registered yet: this takes up to a minute after the start")
             host_table = plain_table("host", "role", "cluster", "address", "alive")
+            ended = {p.name for p in record.processes if not p.alive} if record else set()
             for host in hosts:
-                host_table.add_row(*_host_row(host))
+                host_table.add_row(*_host_row(host, ended))
             Console().print(host_table)
             now = time.time()
             if clock := say_clock(hosts, now):
@@ -209,11 +211,14 @@ def _describe(record: WorkspaceRecord | None) -> dict[str, Any] | None:
     }
 
 
-def _host_row(status: HostStatus) -> list[str]:
+def _host_row(status: HostStatus, ended: Collection[str]) -> list[str]:
+    """Returns the row of a host. `ended` names the processes of the testbed that have ended, which the scheduler may not know yet."""
     host = status.host
     role = enum_word(HostRole.Name(host.role), "HostRole")
     cluster = "" if role == "edge_server" else str(host.cluster_index)
     alive = "yes" if status.alive else f"no: {say_last_seen(status, time.time())}"
-    if status.alive and status.suspicion:
+    if status.alive and host.host_id in ended:
+        alive = "no: its process has ended"
+    elif status.alive and status.suspicion:
         alive = "suspected"
     return [host.host_id, role, cluster, host.address, alive]

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from collapipe.documents import read_document
 from collapipe.errors import CorruptDataError, WrongStateError
+from collapipe.mistakes import first_mistake
 from collapipe_client.processes import ProcessRecord
 from collapipe_client.testbed_certificates import LocalCertificates
 
@@ -121,7 +122,7 @@ class Workspace:
             ) from error
         except ValidationError as error:
             raise CorruptDataError(
-                f"{self._record_file} is damaged ({error}): end the processes that it lists by hand, and "
+                f"{self._record_file} is damaged ({first_mistake(error)}): end the processes that it lists by hand, and "
                 "delete it"
             ) from error
 

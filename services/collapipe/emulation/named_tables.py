@@ -33,7 +33,8 @@ def read_toml(file: Path) -> dict[str, Any]:
 def find_table(kind: str, name: str, tables: Mapping[str, _Table]) -> _Table:
     """Returns the table with a name; raises `InvalidInputError`, which calls the tables `kind`."""
     if name not in tables:
+        hint = did_you_mean(name, list(tables)).strip()
         raise InvalidInputError(
-            f"there is no {kind} {name!r}: {did_you_mean(name, list(tables))}Use one of {', '.join(tables)}"
+            f"there is no {kind} {name!r}: use one of {', '.join(tables)}{'; ' * bool(hint)}{hint}"
         )
     return tables[name]

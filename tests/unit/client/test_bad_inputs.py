@@ -1,18 +1,27 @@
 """What a person may type or give by mistake: every command answers with one clear message, and never with a traceback."""
 
+import errno
 import gzip
 import json
+import os
+import pwd
+import resource
 import shlex
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
 from collapipe_client.cli import app
+from collapipe_client.reporting import exit_codes
+from collapipe_client.workspace import Workspace
 
 TRAIN = "train --preset demo"
 NER = "train --preset ner --set data.train="
@@ -324,3 +333,142 @@ def test_mistake_is_answered_with_one_clear_message(
     result = run(line.format(d=files, taken=taken_address))
     check_refused(result, [part.format(taken=taken_address) for part in expected])
     assert not (tmp_path / ".collapipe" / "testbed.json").exists()
+
+
+def test_user_without_a_home_can_work_but_keep_no_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert "nothing is up here" in run("status").stdout
+    check_refused(run("context add lab --scheduler a:1 --insecure"), ["XDG_CONFIG_HOME"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"detached": "?", "shape": 3}', "\0"])
+def test_damaged_record_of_a_testbed_is_named(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".collapipe").mkdir()
+    (tmp_path / ".collapipe" / "testbed.json").write_text(content)
+    check_refused(run("status"), ["testbed.json is damaged", "delete it"])
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"used": 3}', '{"by_name": {"a": {}}}'])
+def test_damaged_contexts_are_named(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "collapipe").mkdir()
+    (tmp_path / "collapipe" / "contexts.json").write_text(content)
+    check_refused(run("status"), ["contexts.json", "delete it"])
+
+
+def test_second_command_in_a_workspace_names_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Workspace(Path(".collapipe")).locked():
+        check_refused(run("up"), [f"pid {os.getpid()}", "--workspace DIR"])
+
+
+def command(line: str, tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
+    """Starts the command as a user does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "collapipe_client", *shlex.split(line)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "XDG_CONFIG_HOME": str(tmp_path),
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NO_COLOR": "1", "TERM": "dumb"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"COLUMNS": "0"},
+        {"COLUMNS": "1"},
+    ],
+)
+def test_message_is_whole_in_every_terminal(environment: dict[str, str], tmp_path: Path) -> None:
+    with command("train dé.toml --preset dmeo", tmp_path, **environment) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "Traceback" not in output
+    assert "leave one out" in output
+    assert "\x1b" not in output
+
+
+def test_table_is_shown_in_a_terminal_without_a_width(tmp_path: Path) -> None:
+    with command("testbed shape --list", tmp_path, COLUMNS="0") as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "profile" in output
+
+
+def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    with command("testbed shape --list", tmp_path) as process:
+        assert process.stdout is not None
+        process.stdout.close()  # As `| head -0` does.
+        errors = process.wait(timeout=120)
+    assert errors in (0, 1)
+
+
+@pytest.mark.parametrize("line", ["up", "context add lab --scheduler a:1 --insecure"])
+def test_full_disk_is_named(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        result = run(line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    check_refused(result, ["cannot be written", "File too large"])
+
+
+def test_error_of_a_file_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, remedy in ((errno.ENOSPC, "make room"), (errno.EROFS, "may read and write")):
+        with pytest.raises(typer.Exit) as ended, exit_codes(as_json=False):
+            raise OSError(number, os.strerror(number), "/disk/file")
+        assert ended.value.exit_code == 1
+        message = capsys.readouterr().err
+        assert f"error: /disk/file cannot be used ({os.strerror(number)})" in message
+        assert remedy in message
+
+
+def test_interrupt_during_the_imports_has_no_traceback(tmp_path: Path) -> None:
+    slow = tmp_path / "sitecustomize.py"
+    slow.write_text(
+        "import sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'collapipe_client.cli':\n"
+        "            print('imports', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    with command("status", tmp_path, PYTHONPATH=path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "imports\n"
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        process.wait(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert rest == ""
