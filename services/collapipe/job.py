@@ -77,7 +77,7 @@ class DataConfig(Section):
     """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll). The default also finds
     `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm)."""
     label_column: str = "label"
-    """Column of the label (classification), or of the list of IOB2 tags (ner, unless .conll). The default also finds `tags`
+    """Column of the label (classification), or of the list of tags (ner, unless .conll). The default also finds `tags`
     or `ner_tags` (ner)."""
     source_column: str = "en"
     """Column of the source sentence (translation). The default also finds `source`."""

@@ -1,6 +1,6 @@
 """The training rows and held-out rows of one cluster."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -209,11 +209,6 @@ def check_data(job: JobConfig) -> None:
         if job.task.kind != "causal_lm":  # Its texts are cut into rows, which needs the vocabulary.
             rows.check_num_rows(len(new.train))
         labels.update(label for row in new.train for label in row.labels)
-    check_labels(job, labels)
-
-
-def check_labels(job: JobConfig, labels: Collection[str]) -> None:
-    """Refuses training rows that all have the same label; raises `InvalidInputError`."""
     if job.task.kind in LABELLING_TASKS and len(labels) < 2:
         trained = job.data.train if isinstance(job.data.train, str) else "the training data"
         raise InvalidInputError(

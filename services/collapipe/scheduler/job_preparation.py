@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from collapipe.data.cluster_rows import check_labels
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
@@ -73,7 +72,6 @@ class JobPreparation:
             )
         loaded = self._load_data(hosts, known)
         labels = document.labels if known else _in_order(d.labels for d in loaded)
-        check_labels(self._progress.job, labels)
         vocabulary = known or loaded[0].vocabulary
         notes = describe_data(self._progress.job, loaded, labels)
         if notes != self._notes:
