@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from collapipe_client.cli import app
 from collapipe_client.reporting import exit_codes

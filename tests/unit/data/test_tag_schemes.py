@@ -46,8 +46,8 @@ def test_every_scheme_is_read_as_iob2(tmp_path: Path, scheme: str, suffix: str) 
 
 def test_parquet_is_converted_too(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     table = pa.table({"tokens": [["a"] * 6], "tags": [SCHEMES["BIOES"]]})
     pq.write_table(table, tmp_path / "a.parquet")
