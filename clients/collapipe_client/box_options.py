@@ -11,6 +11,7 @@ from collapipe.errors import InvalidInputError
 from collapipe_client.quantities import read_bytes, read_rate
 
 BOX_FORM = "[Nx]PROFILE[:MEMORY][@LINK]"
+_MOST_BOXES = 1000
 _BOX = re.compile(r"(?:(\d+)x)?([^:@]+)(?::([^@]+))?(?:@(.+))?")
 
 
@@ -30,6 +31,10 @@ def read_boxes(text: str, option: str) -> list[Box]:
                 f"{option}: {part!r} is not of the form {BOX_FORM}, for example 2xpi4:3GB@20mbit or laptop@wifi"
             )
         count, profile, memory, link = match.groups()
+        if int(count or 1) > _MOST_BOXES:
+            raise InvalidInputError(
+                f"{option}: {part!r} names more than {_MOST_BOXES} boxes: give fewer"
+            )
         try:
             box = Box(
                 profile=profile,

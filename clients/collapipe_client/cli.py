@@ -1,5 +1,6 @@
 """The `collapipe` command. This module has the commands about jobs and collects all others."""
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -24,10 +25,12 @@ from collapipe_client.endpoint import (
     client_for_past_jobs,
     find_endpoint,
     need_endpoint,
+    running_testbed,
 )
 from collapipe_client.estimate_command import estimate
 from collapipe_client.fit_command import fit
 from collapipe_client.job_files import (
+    check_family,
     check_has_data,
     read_job,
     with_local_paths,
@@ -55,7 +58,10 @@ from collapipe_client.testbed_processes import DEFAULT_DEVICES
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, say_evaluation
-from collapipe_client.workspace import Workspace
+from collapipe_client.workspace import DEFAULT_ROOT, Workspace
+
+if os.environ.get("COLUMNS") == "0":
+    del os.environ["COLUMNS"]  # A table of this width would have no characters.
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -71,6 +77,8 @@ app.add_typer(certs_app, name="certs")
 app.add_typer(context_app, name="context")
 
 
+_MODELS = Path("collapipe-models")
+"""Where models are put that have no folder of their own."""
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace the model that the folder has.")
 ]
@@ -110,6 +118,7 @@ def train(
         job = _load(job_file, preset, settings or [], is_local)
         if output is not None:
             _check_empty(output, overwrite)
+        _check_writable(output or _MODELS)
         display = make_display(Console(), as_json)
         try:
             with (
@@ -127,12 +136,14 @@ def train(
                     files = client.export(job_id, directory)
         except BaseException:
             if display.view.state and not as_json:
-                complain(f"stopped: {how_to_resume(display.view, _resume_command())}")
+                complain(
+                    f"stopped: {how_to_resume(display.view, _next_command(display.view, endpoint_options))}"
+                )
             raise
         if view.state != "succeeded":
             if not as_json:
                 complain(f"the job {view.state}: {view.message or 'no reason given'}")
-                complain(how_to_resume(view, _resume_command()))
+                complain(how_to_resume(view, _next_command(view, endpoint_options)))
             raise typer.Exit(FAILED)
         _say_trained(job, view, directory, files, as_json)
 
@@ -229,10 +240,19 @@ def _check_empty(directory: Path, overwrite: bool) -> None:
         )
 
 
+def _check_writable(directory: Path) -> None:
+    """Refuses a folder that could not be made after hours of training; raises `InvalidInputError`."""
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        reason = "is no folder" if not nearest.is_dir() else "cannot be written"
+        raise InvalidInputError(
+            f"the model cannot be put into {directory}, because {nearest} {reason}: give another folder with --output DIR"
+        )
+
+
 def _free_folder(name: str, job_id: str, overwrite: bool) -> Path:
     """Returns the default folder of a model: the one of the job's name, or of its id if something else is there."""
-    models = Path("collapipe-models")
-    return models / (name if overwrite or not _is_taken(models / name) else job_id)
+    return _MODELS / (name if overwrite or not _is_taken(_MODELS / name) else job_id)
 
 
 def _is_taken(path: Path) -> bool:
@@ -255,6 +275,7 @@ def _load(
     check_has_data(job)
     if not is_local:
         return job
+    check_family(job)
     job = with_local_paths(job)
     # A client without services on its machine need not have the packages that read data.
     from collapipe.data.cluster_rows import check_data
@@ -340,9 +361,17 @@ def _say_counts(counts: list[int]) -> str:
     return f"{len(counts)} clusters of {', '.join(map(str, counts))} devices"
 
 
-def _resume_command() -> str:
+def _next_command(view: JobView, options: EndpointOptions) -> str:
+    """Returns the command that continues a job, or starts it again, behind the one that restarts processes which have ended."""
     arguments = sys.argv[1:]
-    return shlex.join(["collapipe", *arguments, *([] if "--resume" in arguments else ["--resume"])])
+    if view.num_rounds_committed and "--resume" not in arguments:
+        arguments = [*arguments, "--resume"]
+    train = shlex.join(["collapipe", *arguments])
+    record = running_testbed(options.workspace) if options.scheduler is None else None
+    if record is None or not record.detached or len(record.alive) == len(record.processes):
+        return train
+    folder = [] if options.workspace == DEFAULT_ROOT else ["--workspace", str(options.workspace)]
+    return f"{shlex.join(['collapipe', 'up', *folder])}\n  {train}"
 
 
 def _say_trained(

@@ -23,6 +23,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job import JobConfig
+from collapipe.mistakes import did_you_mean
 from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
     ChannelPool,
@@ -161,8 +162,11 @@ class CollaPipeClient:
         for status in reversed(jobs):
             if job in (status.job_id, status.name):
                 return status
-        known = ", ".join(dict.fromkeys(status.name for status in jobs)) or "none"
-        raise NotFoundError(f"the scheduler at {self.address} knows no job {job!r}: it has {known}")
+        known = list(dict.fromkeys(status.name for status in jobs))
+        hint = did_you_mean(job, [*known, *(status.job_id for status in jobs)])
+        raise NotFoundError(
+            f"the scheduler at {self.address} knows no job {job!r}: {hint}It has {', '.join(known) or 'none'}"
+        )
 
     def submit(self, job: JobConfig, resume: bool = False) -> str:
         """Queues a job, and returns its id.

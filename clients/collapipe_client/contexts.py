@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, NotFoundError, WrongStateError
+from collapipe.mistakes import did_you_mean, first_mistake
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class Contexts:
     def find(self, name: str) -> Context:
         """Returns a context; raises `NotFoundError` if there is no such context."""
         if name not in self.by_name:
-            known = ", ".join(sorted(self.by_name)) or "none yet"
+            known = sorted(self.by_name)
+            hint = did_you_mean(name, known)
+            choice = f"choose one of {', '.join(known)}, or " if known else ""
             raise NotFoundError(
-                f"there is no context {name!r}: choose one of {known}, or make it with `collapipe context add {name}`"
+                f"there is no context {name!r}: {hint}{choice}make it with `collapipe context add {name}`"
             )
         return self.by_name[name]
 
@@ -51,7 +54,7 @@ _CONTEXTS = TypeAdapter(Contexts)
 
 def contexts_file() -> Path:
     """Returns the path of the file with the contexts of this user."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(base) / "collapipe" / "contexts.json"
 
 
@@ -61,8 +64,9 @@ def read_contexts() -> Contexts:
     try:
         return _CONTEXTS.validate_python(read_document(file) or {})
     except (ValidationError, OSError) as error:
+        reason = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
         raise CorruptDataError(
-            f"the contexts in {file} cannot be read ({error}): mend the file, or delete it and add your contexts again"
+            f"the contexts in {file} cannot be read ({reason}): mend the file, or delete it and add your contexts again"
         ) from error
 
 
@@ -75,6 +79,10 @@ def contexts_document(contexts: Contexts) -> dict[str, Any]:
 def write_contexts(contexts: Contexts) -> None:
     """Replaces the contexts of this user; raises `WrongStateError` if their folder cannot be written."""
     file = contexts_file()
+    if not file.is_absolute():  # A user without a home folder has no contexts.
+        raise WrongStateError(
+            f"{file} is no place for contexts: set HOME, or XDG_CONFIG_HOME to the path of a folder from / on"
+        )
     try:
         write_document(file, contexts_document(contexts))
     except OSError as error:

@@ -1,6 +1,7 @@
 """Loads jobs from TOML files and presets, and applies the changes of `--set`."""
 
 import inspect
+import os
 import sys
 import typing
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import JobConfig
+from collapipe.job import FAMILIES, JobConfig
 from collapipe.mistakes import did_you_mean, suggest_key
 
 if sys.version_info >= (3, 11):
@@ -20,6 +21,9 @@ else:
     import tomli as tomllib
 
 _PRESETS = resources.files("collapipe_client") / "presets"
+_MOST_BYTES = 10_000_000
+"""Largest file of settings."""
+_DATA_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".conll", ".txt")
 _EXAMPLES = {
     "classification": (
         "rows.jsonl, one row a line (or rows.csv, .tsv or .parquet with these columns)",
@@ -89,6 +93,11 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
         InvalidInputError: The file or a setting is wrong.
     """
     remedy = f"give a job file, or a preset with --preset {'|'.join(preset_names())}"
+    if path.suffix.lower() in _DATA_SUFFIXES:
+        raise InvalidInputError(
+            f"{path} is taken as a job file, but its name is that of training rows: give them with "
+            f"--preset classification --set data.train={path}, for example, or name the job file .toml"
+        )
     document = read_toml(path, remedy)
     if local:
         document = _absolute_paths(document, path.absolute().parent)
@@ -125,12 +134,18 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
         InvalidInputError: The file cannot be read, or is not TOML. The message ends with the remedy.
     """
     try:
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise InvalidInputError(
+                f"{path} has {size / 1e6:.0f} MB, but such a file has at most {_MOST_BYTES / 1e6:.0f} MB: {remedy}"
+            )
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InvalidInputError(f"{path} does not exist: {remedy}") from error
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read ({error.strerror}): {remedy}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path}: is not a text in UTF-8 ({error}): {remedy}") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidInputError(f"{path}: is not valid TOML: {error}") from error
     return document
 
@@ -157,7 +172,7 @@ def parse_setting(setting: str) -> tuple[list[str], Any]:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
         TypeAdapter(expected_type).validate_python(value)
-    except (tomllib.TOMLDecodeError, ValidationError):
+    except (tomllib.TOMLDecodeError, ValidationError, RecursionError):
         return key.split("."), text.strip()
     return key.split("."), value
 
@@ -180,6 +195,19 @@ def with_local_paths(job: JobConfig) -> JobConfig:
                         f"data.{key}: {path} is not a file or folder: give another with --set data.{key}=PATH"
                     )
     return absolute
+
+
+def check_family(job: JobConfig) -> None:
+    """Refuses a model family that is unknown or cannot do the task; raises `InvalidInputError`."""
+    family = job.model.family
+    if job.task.kind in FAMILIES.get(family, ()):
+        return
+    able = [name for name, tasks in FAMILIES.items() if job.task.kind in tasks]
+    hint = "" if family in FAMILIES else did_you_mean(family, list(FAMILIES))
+    raise InvalidInputError(
+        f"model.family is {family!r}, which is no family for {job.task.kind}: {hint}Use one of {', '.join(able)}, for example with "
+        f"--set model.family={able[0]}"
+    )
 
 
 def check_has_data(job: JobConfig) -> None:
@@ -262,13 +290,13 @@ def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
             return [absolute(item) for item in value]
         if not isinstance(value, str):
             return value
-        return ",".join(str(folder / Path(part.strip()).expanduser()) for part in value.split(","))
+        return ",".join(str(folder / os.path.expanduser(part.strip())) for part in value.split(","))
 
     document = dict(document)
     data, model = document.get("data"), document.get("model")
     if isinstance(data, dict) and data.get("source") == "hub":
         name = data.get("hub_name")
-        if isinstance(name, str) and (folder / Path(name).expanduser()).is_dir():
+        if isinstance(name, str) and (folder / os.path.expanduser(name)).is_dir():
             document["data"] = {**data, "hub_name": absolute(name)}
     if isinstance(data, dict) and data.get("source", "files") == "files":
         paths = {key: absolute(data[key]) for key in ("train", "held_out") if data.get(key)}

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from collapipe.errors import InvalidInputError
 
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_MOST_BYTES = 1e18
+"""What no device reaches, and what every message can carry."""
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATIOS = {"%": 0.01, "": 1.0}
@@ -16,7 +18,12 @@ _RATIOS = {"%": 0.01, "": 1.0}
 
 def read_bytes(text: str) -> int:
     """Reads a size in bytes, for example "200MB", "1.5 GiB" or "0"."""
-    return int(_read(text, {**_BYTES, "": 1}, "a size", "200MB"))
+    size = _read(text, {**_BYTES, "": 1}, "a size", "200MB")
+    if size and not 1 <= size <= _MOST_BYTES:
+        raise InvalidInputError(
+            f"{text!r} is {size:.3g} bytes: give at least 1 byte and at most {_MOST_BYTES:.3g}, or 0 for no limit"
+        )
+    return int(size)
 
 
 def read_rate(text: str) -> float:

@@ -1,5 +1,6 @@
 """Prints the output of commands, and turns errors into exit codes."""
 
+import errno
 import json
 import signal
 from collections.abc import Iterator
@@ -42,17 +43,32 @@ def plain_table(*columns: str) -> Table:
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
+def _say_file_error(error: OSError) -> str:
+    """Says which file an error of the operating system is about, and what to do."""
+    file = error.filename or "this folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = "make room there, for example with `collapipe jobs prune --keep 5`, or use a folder on another disk"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = "use a folder and files that this user may read and write"
+    else:
+        remedy = "check its path and its disk"
+    return f"{file} cannot be used ({error.strerror or error}): {remedy}"
+
+
 @contextmanager
 def exit_codes(as_json: bool) -> Iterator[None]:
-    """Turns errors of CollaPipe and Ctrl-C into a message and an exit code. Other exceptions are bugs and pass."""
+    """Turns errors of CollaPipe and of files, and Ctrl-C, into a message and an exit code. Other exceptions are bugs and pass."""
     try:
         yield
-    except CollapipeError as error:
+    except BrokenPipeError:
+        raise  # Nobody reads on, and Typer ends the command quietly.
+    except (CollapipeError, OSError) as error:
         code = BAD_INPUT if isinstance(error, InvalidInputError | NotFoundError) else FAILED
+        message = _say_file_error(error) if isinstance(error, OSError) else str(error)
         if as_json:
-            print_json({"event": "error", "message": str(error), "exit_code": code})
+            print_json({"event": "error", "message": message, "exit_code": code})
         else:
-            complain(f"error: {error}")
+            complain(f"error: {message}")
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
         if as_json:

@@ -1,6 +1,7 @@
 """The commands about the local testbed: `collapipe up`, `down`, `status` and `logs`."""
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,13 +9,15 @@ import typer
 from rich.console import Console
 
 from collapipe.errors import NotFoundError
+from collapipe.mistakes import did_you_mean
 from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobStatus
+from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson, WorkspaceOption, takes_option_groups
-from collapipe_client.endpoint import EndpointOptions, find_endpoint
+from collapipe_client.endpoint import EndpointOptions, find_endpoint, running_testbed
 from collapipe_client.jobs_commands import job_table
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.message_json import enum_word, to_document
-from collapipe_client.processes import last_lines
+from collapipe_client.processes import check_free, last_lines
 from collapipe_client.reporting import (
     complain,
     exit_codes,
@@ -25,7 +28,7 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, Device
+from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, SCHEDULER, Device
 from collapipe_client.trouble import say_clock, say_last_seen, say_moment, say_trouble
 from collapipe_client.view_state import say_privacy_loss
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
@@ -54,6 +57,9 @@ def up(
     then.
     """
     with exit_codes(as_json), termination_as_interrupt():
+        read_address("--listen", listen, least_port=0)
+        if running_testbed(workspace) is None:
+            check_free(listen, SCHEDULER)
         devices = None
         if clusters is None and not testbed_options.describe_devices:
             devices = _running_devices(workspace)
@@ -148,8 +154,9 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             if not hosts:
                 say("no host has registered yet: this takes up to a minute after the start")
             host_table = plain_table("host", "role", "cluster", "address", "alive")
+            ended = {p.name for p in record.processes if not p.alive} if record else set()
             for host in hosts:
-                host_table.add_row(*_host_row(host))
+                host_table.add_row(*_host_row(host, ended))
             Console().print(host_table)
             now = time.time()
             if clock := say_clock(hosts, now):
@@ -177,9 +184,10 @@ def logs(
         folder = Workspace(workspace)
         files = {path.stem: path for path in sorted(folder.logs.glob("*.log"))}
         if name is not None and name not in files:
-            known = ", ".join(files) or "none"
+            hint = did_you_mean(name, list(files))
+            known = f"choose one of {', '.join(files)}" if files else "nothing was started there"
             raise NotFoundError(
-                f"there is no log of {name!r} in {folder.logs}: choose one of {known}"
+                f"there is no log of {name!r} in {folder.logs}: {hint}{known}; --workspace DIR names another folder"
             )
         if as_json:
             shown = files if name is None else {name: files[name]}
@@ -203,11 +211,14 @@ def _describe(record: WorkspaceRecord | None) -> dict[str, Any] | None:
     }
 
 
-def _host_row(status: HostStatus) -> list[str]:
+def _host_row(status: HostStatus, ended: Collection[str]) -> list[str]:
+    """Returns the row of a host. `ended` names the processes of the testbed that have ended, which the scheduler may not know yet."""
     host = status.host
     role = enum_word(HostRole.Name(host.role), "HostRole")
     cluster = "" if role == "edge_server" else str(host.cluster_index)
     alive = "yes" if status.alive else f"no: {say_last_seen(status, time.time())}"
-    if status.alive and status.suspicion:
+    if status.alive and host.host_id in ended:
+        alive = "no: its process has ended"
+    elif status.alive and status.suspicion:
         alive = "suspected"
     return [host.host_id, role, cluster, host.address, alive]

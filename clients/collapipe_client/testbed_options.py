@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 NOT_EMULATED = "none"
 """The value of --emulate for a device that computes as fast as this machine."""
+_MOST_DEVICES = 1000
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,12 @@ class LocalTestbedOptions:
 
     def read_clusters(self, counts: Sequence[int]) -> list[list[Device]]:
         """Returns the devices of each cluster."""
-        memory = [read_bytes(text) for text in (self.device_memory or "0").split(",")]
+        if sum(counts) > _MOST_DEVICES:
+            raise InvalidInputError(
+                f"a testbed of {sum(counts)} devices is wanted, but each is a process on this machine, and at most {_MOST_DEVICES} may be: "
+                "lower --clusters and --devices, or `clusters` and `devices_per_cluster` of the job"
+            )
+        memory = [_read_memory(text) for text in (self.device_memory or "0").split(",")]
         speeds = [_read_speed(text) for text in (self.device_speed or "0").split(",")]
         memory_by_cluster = share_out(memory, counts, "--device-memory")
         speed_by_cluster = share_out(speeds, counts, "--device-speed")
@@ -151,6 +157,13 @@ def share_out(values: Sequence[T], counts: Sequence[int], option: str) -> list[l
         f"{option} has {len(values)} values for clusters of {', '.join(map(str, counts))} devices: "
         f"give 1 for all{same_count}, or {sum(counts)} for every device"
     )
+
+
+def _read_memory(text: str) -> int:
+    try:
+        return read_bytes(text)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"--device-memory: {error}") from error
 
 
 def _read_speed(text: str) -> float:

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from collapipe.documents import read_document
 from collapipe.errors import CorruptDataError, WrongStateError
+from collapipe.mistakes import first_mistake
 from collapipe_client.processes import ProcessRecord
 from collapipe_client.testbed_certificates import LocalCertificates
 
@@ -115,9 +116,13 @@ class Workspace:
             return _RECORD.validate_json(self._record_file.read_bytes())
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise WrongStateError(
+                f"the workspace {self.root} cannot be read: {error.strerror}: choose another with --workspace DIR"
+            ) from error
         except ValidationError as error:
             raise CorruptDataError(
-                f"{self._record_file} is damaged ({error}): end the processes that it lists by hand, and "
+                f"{self._record_file} is damaged ({first_mistake(error)}): end the processes that it lists by hand, and "
                 "delete it"
             ) from error
 

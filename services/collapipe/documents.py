@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,33 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
     sync_directory(path.parent)
 
 
-def read_document(path: Path) -> dict[str, Any] | None:
+def read_document(
+    path: Path,
+    remedy: str = "restore it or delete it",
+    types: Mapping[str, type] | None = None,
+) -> dict[str, Any] | None:
     """Reads a document; returns `None` if there is no file.
 
+    Args:
+        remedy: What to do if the file is damaged.
+        types: The types of the keys that it must have.
+
     Raises:
-        CorruptDataError: The file is not a JSON object.
+        CorruptDataError: The file is not a JSON object with these keys.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise CorruptDataError(f"{path} is damaged ({error}): restore it or delete it") from error
+        raise CorruptDataError(f"{path} is damaged ({error}): {remedy}") from error
     if not isinstance(document, dict):
-        raise CorruptDataError(f"{path} is damaged (not an object): restore it or delete it")
+        raise CorruptDataError(f"{path} is damaged (not an object): {remedy}")
+    for key, expected in (types or {}).items():
+        if not isinstance(document.get(key), expected):
+            raise CorruptDataError(
+                f"{path} is damaged ({key} is {document.get(key)!r:.80}): {remedy}"
+            )
     return document
 
 

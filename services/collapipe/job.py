@@ -4,9 +4,10 @@ Users write a job in TOML. Messages carry it as canonical JSON. Unknown keys are
 """
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
 from collapipe.codec_table import CodecName, UploadCodecName
@@ -26,6 +27,12 @@ LABELLING_TASKS = ("classification", "ner")
 """The kinds of tasks whose rows have labels."""
 LANGUAGE_TASKS = ("causal_lm", "instruction")
 """The kinds of tasks that continue text."""
+FAMILIES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("bert", "distilbert", "roberta"), LABELLING_TASKS),
+    **dict.fromkeys(("marian", "bart"), ("translation",)),
+    **dict.fromkeys(("gpt2", "llama", "mistral", "qwen2", "qwen3"), LANGUAGE_TASKS),
+}
+"""The kinds of tasks of each model family, for those who cannot import the models."""
 
 
 MOST_SECURE_CHANGE = 7.0
@@ -70,7 +77,7 @@ class DataConfig(Section):
     """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll). The default also finds
     `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm)."""
     label_column: str = "label"
-    """Column of the label (classification), or of the list of IOB2 tags (ner, unless .conll). The default also finds `tags`
+    """Column of the label (classification), or of the list of tags (ner, unless .conll). The default also finds `tags`
     or `ner_tags` (ner)."""
     source_column: str = "en"
     """Column of the source sentence (translation). The default also finds `source`."""
@@ -338,8 +345,8 @@ class ScheduleConfig(DecisionParameters):
 class JobConfig(Section):
     """The content of a job file."""
 
-    name: str = Field(default="job", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
-    """Name of the job, and of the folder of its model."""
+    name: str = "job"
+    """Name of the job, and of the folder of its model: at most 64 letters, digits, `_`, `.` and `-`, of which `.` and `-` are not the first."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of everything random: weights, order of rows, dropout."""
     clusters: int = Field(default=1, ge=1, le=1000)
@@ -357,6 +364,15 @@ class JobConfig(Section):
     averaging: AveragingConfig = AveragingConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", name):
+            raise ValueError(
+                f"name is {name!r:.80}: use 1 to 64 letters, digits, '_', '.' and '-', and begin with a letter, a digit or '_'"
+            )
+        return name
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

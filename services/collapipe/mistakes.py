@@ -34,6 +34,13 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
     return "\n".join(lines)
 
 
+def first_mistake(error: ValidationError) -> str:
+    """Describes the first mistake in one line, for a document that no person has written."""
+    mistake = error.errors()[0]
+    where = ".".join(str(part) for part in mistake["loc"])
+    return f"{where}: {mistake['msg']}" if where else str(mistake["msg"])
+
+
 def suggest_key(key: str, known: Sequence[str]) -> str:
     """Suggests the known key that is most similar to an unknown one, or lists all."""
     same_end = [each for each in known if each.rpartition(".")[2] == key]

@@ -93,6 +93,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                         control_unit_pb2.HeldOutLabel(label=label, place=place)
                         for label, place in task.held_out_labels.items()
                     ],
+                    notes=task.notes,
                 )
             )
 

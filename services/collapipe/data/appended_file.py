@@ -9,6 +9,14 @@ from pathlib import Path
 from collapipe.errors import InvalidInputError
 
 _BLOCK_BYTES = 1 << 20
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "is compressed: unpack it with gunzip",
+    b"PK\x03\x04": "is a ZIP archive or a workbook: unpack it, or save it as CSV",
+    b"PAR1": "is a Parquet file: name it .parquet",
+    codecs.BOM_UTF16_LE: "is in UTF-16: convert it with `iconv -f utf-16 -t utf-8`",
+    codecs.BOM_UTF16_BE: "is in UTF-16: convert it with `iconv -f utf-16 -t utf-8`",
+}
+"""By their first bytes: files that are no text in UTF-8, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,14 @@ class AppendedFile:
     def _decode(self, piece: bytes, line: int) -> str:
         if line == 1:
             piece = piece.removeprefix(codecs.BOM_UTF8)
+            for start, remedy in _OTHER_FORMATS.items():
+                if piece.startswith(start):
+                    raise InvalidInputError(f"{self.path}:1: {remedy}")
+        if (position := piece.find(b"\0") + 1) > 0:
+            raise InvalidInputError(
+                f"{self.path}:{line}: has a NUL byte at position {position} of the line, which no text has: write the file again, or "
+                "convert it, for example with `iconv -f utf-16 -t utf-8`"
+            )
         try:
             return piece.removesuffix(b"\r").decode()
         except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from collapipe.data.sharding import dirichlet_clusters, iid_clusters
 from collapipe.data.sources import FixedRows, RowSource, open_file
 from collapipe.data.stdlib_docstrings import ask_for_package, load_docstrings
 from collapipe.errors import InvalidInputError
-from collapipe.job import LANGUAGE_TASKS, JobConfig
+from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 
 T = TypeVar("T")
 
@@ -33,6 +33,10 @@ class TaskRows(Protocol):
     name: str
     knows_all_held_out: bool
     """Whether these are the held-out rows of all clusters. Otherwise, each cluster holds out rows of its own file."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know about how the rows were read."""
 
     def read(self) -> NewRows:
         """Returns the rows after the accepted ones."""
@@ -56,6 +60,7 @@ class NoMoreRows:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.notes: list[str] = []
 
     def read(self) -> NewRows:
         return NewRows([], [], 0)
@@ -105,6 +110,11 @@ class ClusterRows:
         train = _limited(train, self._job.data.max_rows, self._num_shared)
         held_out = _limited(held_out, self._job.data.max_held_out_rows, self._num_held_out)
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
+
+    @property
+    def notes(self) -> list[str]:
+        sources = [self._train] if self._held_out is None else [self._train, self._held_out]
+        return [source.note for source in sources if source.note]
 
     def check(self, new: NewRows) -> None:
         """Raises `InvalidInputError` if the first reading has no training rows, or no cluster has held-out rows.
@@ -189,12 +199,22 @@ def check_data(job: JobConfig) -> None:
     if job.data.source == "stdlib_docstrings":
         return
     is_shared = not isinstance(job.data.train, list)
-    for cluster_index in range(1 if is_shared else job.clusters):
+    labels: set[str] = set()
+    for cluster_index in range(job.clusters):
+        if is_shared and len(labels) > 1:
+            break  # The first clusters have shown all rows.
         rows = ClusterRows(job, cluster_index)
         new = rows.read()
         rows.check(new)
         if job.task.kind != "causal_lm":  # Its texts are cut into rows, which needs the vocabulary.
             rows.check_num_rows(len(new.train))
+        labels.update(label for row in new.train for label in row.labels)
+    if job.task.kind in LABELLING_TASKS and len(labels) < 2:
+        trained = job.data.train if isinstance(job.data.train, str) else "the training data"
+        raise InvalidInputError(
+            f"{trained}: all training rows have the label {next(iter(labels), 'O')!r}, so there is nothing to learn: {job.task.kind} needs "
+            "at least 2 labels"
+        )
 
 
 def _open(job: JobConfig, name: str | None) -> RowSource:

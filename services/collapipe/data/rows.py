@@ -5,7 +5,7 @@ found late.
 """
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,10 @@ class Row:
 
 @dataclass(frozen=True)
 class TaggedRow(Row):
-    """A sentence with an IOB2 tag for each word; its text is the words, joined by spaces."""
+    """A sentence with a tag for each word; its text is the words, joined by spaces.
+
+    The tags are as in the file, until a `RowSource` has converted them to IOB2.
+    """
 
     words: tuple[str, ...]
 
@@ -95,7 +98,6 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
             raise InvalidInputError(
                 f"{place}: {len(words)} words in {first!r} but {len(tags)} tags in {second!r}: give each word one tag"
             )
-        check_iob2(tags, lambda _: place)
         return TaggedRow(file, line, (" ".join(words),), tags, words)
     text = _text(record, first, place, may_be_blank=kind == "causal_lm")
     if kind == "causal_lm":
@@ -177,28 +179,6 @@ def _chat(messages: Any, data: DataConfig, file: str, line: int) -> ChatRow:
         )
     *before, answer = (message["content"] for message in messages)
     return ChatRow(file, line, ("\n".join(before), answer), (), tuple(messages))
-
-
-def check_iob2(tags: Sequence[str], place: Callable[[int], str]) -> None:
-    """Refuses tags of a sentence that are not IOB2: B- opens every entity, and I- continues one of its type.
-
-    Args:
-        place: Returns the place of a tag for the message, given its index.
-    """
-    before = "O"
-    for index, tag in enumerate(tags):
-        prefix, _, entity_type = tag.partition("-")
-        if tag != "O" and (prefix not in ("B", "I") or not entity_type):
-            raise InvalidInputError(
-                f"{place(index)}: tag {tag!r} is not IOB2: use O, B-TYPE or I-TYPE, such as "
-                "B-person"
-            )
-        if prefix == "I" and before[2:] != entity_type:
-            raise InvalidInputError(
-                f"{place(index)}: tag {tag!r} follows {before!r}, so it continues no entity of "
-                f"its type: open the entity with 'B-{entity_type}', as IOB2 does"
-            )
-        before = tag
 
 
 def check_text(text: str, what: str, place: str, *, may_be_blank: bool = False) -> str:

@@ -10,6 +10,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from collapipe.data.appended_file import AppendedFile, Unread
 from collapipe.data.rows import (
     Row,
     TaggedRow,
-    check_iob2,
     check_text,
     find_columns,
     make_row,
 )
 from collapipe.data.tables import read_parquet, read_saved
+from collapipe.data.tag_schemes import IOB2, in_iob2, scheme_of
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
@@ -31,10 +32,23 @@ _log = logging.getLogger(__name__)
 csv.field_size_limit(sys.maxsize)  # The default refuses texts of more than 131,072 characters.
 
 
+_SEPARATORS = {"\t": ".tsv", ",": ".csv", ";": ".csv"}
+"""The suffix of a file whose values are separated so."""
+
+
 class RowSource(ABC):
     """Rows in a fixed order, to which more may be appended."""
 
     name: str
+    _scheme = IOB2
+    """That of the tags in the file, which the first reading shows."""
+
+    @property
+    def note(self) -> str:
+        """What a person should know about how the rows were read; "" if nothing."""
+        if self._scheme == IOB2:
+            return ""
+        return f"{self.name}: its tags are {self._scheme}, and are read as IOB2: B- opens every entity, and I- continues it"
 
     @abstractmethod
     def read(self) -> list[Row]:
@@ -48,13 +62,28 @@ class RowSource(ABC):
     def accept(self) -> None:
         """Marks the rows of the last reading as accepted."""
 
+    def _in_iob2(self, rows: Sequence[Row], *, is_first: bool) -> list[Row]:
+        """Returns the rows with their tags in IOB2, if they have tags."""
+        if is_first:
+            self._scheme = scheme_of(rows)
+        return [
+            in_iob2(row, self._scheme, partial(self._tag_place, row))
+            if isinstance(row, TaggedRow)
+            else row
+            for row in rows
+        ]
+
+    def _tag_place(self, row: Row, index: int) -> str:
+        """Returns the place of the tag of a word."""
+        return row.place
+
 
 class FixedRows(RowSource):
     """Rows to which none are appended."""
 
     def __init__(self, name: str, rows: Sequence[Row]) -> None:
         self.name = name
-        self._rows = list(rows)
+        self._rows = self._in_iob2(rows, is_first=True)
 
     def read(self) -> list[Row]:
         return self._rows
@@ -81,6 +110,7 @@ class FileRows(RowSource):
             return []
         unread = [file.read() for file in self._files]
         rows, num_lines = self._parse(*unread)
+        rows = self._in_iob2(rows, is_first=unread[0].is_first)
         self._pending = unread, num_lines
         return rows
 
@@ -111,7 +141,7 @@ class JsonLinesFile(FileRows):
                 continue
             try:
                 record = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if rows and index == len(lines.lines) - 1 and not lines.ends_complete:
                     _warn_half_written(self.name, line)
                     return rows, index
@@ -190,6 +220,12 @@ class CsvFile(FileRows):
             find_columns(names, self._kind, self._data, f"{self.name}:{line}")
         except InvalidInputError as error:
             shape = "; or if each line is a word and its tag, name the file .conll"
+            separated = next((x for x in _SEPARATORS if len(names) == 1 and x in names[0]), None)
+            if separated is not None and self._kind != "ner":
+                raise InvalidInputError(
+                    f"{self.name}:{line}: {names[0]!r:.80} has {separated!r} and no {self._separator!r} between names of columns: "
+                    f"name the file {_SEPARATORS[separated]}"
+                ) from error
             raise InvalidInputError(
                 f"{error}; the first line must name the columns{shape if self._kind == 'ner' else ''}"
             ) from error
@@ -248,6 +284,9 @@ class ConllFile(FileRows):
             start = len(lines.lines)
         return rows, start
 
+    def _tag_place(self, row: Row, index: int) -> str:
+        return f"{self.name}:{row.line + index}"
+
     def _sentence(self, lines: Unread, start: int, stop: int) -> list[Row]:
         """Returns the sentence in lines `start` to `stop`, or an empty list if there are no lines."""
         first_line = lines.first_line + start
@@ -263,7 +302,6 @@ class ConllFile(FileRows):
             tags.append(columns[-1].strip())
         if not words:
             return []
-        check_iob2(tags, lambda index: f"{self.name}:{first_line + index}")
         return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
 
 

@@ -137,7 +137,7 @@ class EmulationFile:
             status = path.stat()
         except OSError as error:
             raise InvalidInputError(
-                f"the emulation file {path} cannot be used ({error}): restore it"
+                f"the emulation file {path} cannot be used ({error.strerror}): restore it, or give another"
             ) from None
         version = (status.st_mtime_ns, status.st_ino)
         if version == self._version:

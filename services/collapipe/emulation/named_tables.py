@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from collapipe.errors import InvalidInputError
+from collapipe.mistakes import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,5 +33,8 @@ def read_toml(file: Path) -> dict[str, Any]:
 def find_table(kind: str, name: str, tables: Mapping[str, _Table]) -> _Table:
     """Returns the table with a name; raises `InvalidInputError`, which calls the tables `kind`."""
     if name not in tables:
-        raise InvalidInputError(f"there is no {kind} {name!r}: use one of {', '.join(tables)}")
+        hint = did_you_mean(name, list(tables)).strip()
+        raise InvalidInputError(
+            f"there is no {kind} {name!r}: use one of {', '.join(tables)}{'; ' * bool(hint)}{hint}"
+        )
     return tables[name]

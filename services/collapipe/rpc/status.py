@@ -98,6 +98,10 @@ _ANOTHER_NAME = (
 _ANOTHER_AUTHORITY = (
     "its certificate is of another authority: both sides need certificates of one authority"
 )
+_CLOSED = (
+    "it has probably ended: its log says why; start it again. If it runs, it refused the call: `collapipe doctor` on both machines "
+    "examines their certificates"
+)
 _REMEDIES = [
     ("certificate has expired", "its certificate has expired: renew it, and start it again"),
     ("certificate is not yet valid", "check the clocks of both machines"),
@@ -112,12 +116,7 @@ _REMEDIES = [
         "Deadline Exceeded",
         "it did not answer in time: its log says whether it is busy or hangs; a firewall may also drop the call",
     ),
-    (
-        "Socket closed",
-        "it closed the connection. If it has ended, start it again. If it runs, it refused the call: this side's "
-        "certificate may have expired or be of another authority (see `collapipe certs list`), or one side speaks TLS "
-        "and the other plain text. With GRPC_VERBOSITY=INFO in its environment, its log says which",
-    ),
+    *((closed, _CLOSED) for closed in ("Socket closed", "Connection reset by peer", "Broken pipe")),
 ]
 """Parts of gRPC's text about a failed connection, each with its remedy. The first part that occurs counts."""
 

@@ -17,6 +17,11 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 1000
 """Ids that are remembered. A host that was away during more deletions keeps what it has of the older ones."""
 
+_REMEDY = (
+    "restore it, or delete it. Hosts that were away during earlier deletions then keep their files of those jobs, in the folder jobs of "
+    "their --state-dir, until somebody deletes them there"
+)
+
 
 class DeletedJobs:
     """The last deletions of a scheduler. `directory` is its state directory."""
@@ -26,7 +31,11 @@ class DeletedJobs:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._path = directory / "deleted.json"
         self._lock = threading.Lock()
-        self._document = read_document(self._path) or {"num_deletions": 0, "job_ids": []}
+        types = {"num_deletions": int, "job_ids": list}
+        self._document = read_document(self._path, _REMEDY, types) or {
+            "num_deletions": 0,
+            "job_ids": [],
+        }
         """Replaced as a whole, so that heartbeats need not wait for the disk."""
         self.finish()
 

@@ -1,6 +1,7 @@
 """Numbers the grants of a scheduler, and says from which number on they count at a host."""
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,19 +19,25 @@ class GrantNumbers:
     """Numbers that only grow, also after a restart. It is thread-safe.
 
     A number is the Unix time in microseconds, or one more than the last number if that is larger. `grants.json` has a number
-    that none has exceeded yet, and the next process begins behind it. So a clock that is set back changes nothing.
+    that none has exceeded yet, and the next process begins behind it. So a clock that is set back changes nothing. A damaged
+    document stops the scheduler, because with a wrong clock an old grant would count again. A person can look at the clock.
 
     Args:
         directory: The state directory of the scheduler.
         clock: Returns the Unix time in seconds.
+
+    Raises:
+        CorruptDataError: The document is damaged. The message has the command that replaces it.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = directory / "grants.json"
         self._clock = clock
         self._lock = threading.Lock()
-        self._reserved: int = (read_document(self._path) or {"reserved": 0})["reserved"]
-        self._last: int = self._reserved
+        document = read_document(self._path, self._remedy(), {"reserved": int})
+        self._reserved: int = document["reserved"] if document else 0
+        # Without the document, grants of earlier processes may be about. They are older than the clock.
+        self._last: int = max(self._reserved, self._now() - 1)
         self._attempts: dict[int, int] = {}
         """The number at which the present attempt on each cluster of the deployment began. No two attempts share a cluster."""
 
@@ -63,7 +70,7 @@ class GrantNumbers:
             return self._attempts.get(host_cluster, unused)
 
     def _next(self) -> int:
-        number = max(self._last + 1, int(self._clock() * 1e6))
+        number = max(self._last + 1, self._now())
         if number > self._reserved:
             reserved = number + _RESERVED
             try:
@@ -73,3 +80,14 @@ class GrantNumbers:
                 logger.exception("the numbers of grants could not be stored")
         self._last = number
         return number
+
+    def _now(self) -> int:
+        return int(self._clock() * 1e6)
+
+    def _remedy(self) -> str:
+        # Restarts may have taken the numbers ahead of the clock, by a minute each.
+        return (
+            "without it, old grants could count again. Restore it; or make sure that the clock of this machine is right (`date`), and "
+            "let the numbers go on a day later than now, with "
+            f"`printf '{{\"reserved\": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(self._path))}`"
+        )

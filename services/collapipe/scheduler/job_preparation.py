@@ -170,14 +170,14 @@ def describe_data(
     loaded: Sequence[control_unit_pb2.PrepareDataResponse],
     labels: Sequence[str],
 ) -> list[str]:
-    """Says what a person should know about the held-out rows of a job.
+    """Says what a person should know about the data of a job.
 
     Args:
         loaded: The answer of each cluster.
         labels: The labels of the job.
     """
     places = {each.label: each.place for data in reversed(loaded) for each in data.held_out_labels}
-    notes = []
+    notes = list(dict.fromkeys(note for data in loaded for note in data.notes))
     if job.data.held_out is None:
         num_held_out = sum(data.num_held_out_rows for data in loaded)
         num_rows = num_held_out + sum(data.num_rows for data in loaded)

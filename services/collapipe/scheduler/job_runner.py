@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 _PATIENT_FAILURES = 4
 """Attempts without a plan before a repeated round may be decided anew although devices are missing."""
 
+_BEFORE = ". The attempt before failed: "
+
 
 class JobRunner:
     """Runs one job. It stores the document of the job after every change."""
@@ -334,7 +336,9 @@ class JobRunner:
             self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
             self._calls.sleep()
             if left < 0:
-                cause = f". The attempt before failed: {self._failure}" if self._failure else ""
+                # Of a chain of failures, only the first one is the cause.
+                failure = self._failure.rpartition(_BEFORE)[2]
+                cause = f"{_BEFORE}{failure}" if failure else ""
                 raise InfeasibleError(
                     f"the job needs {waiting_for}, and has waited for {waited:.0f} s: schedule.{setting} allows "
                     f"{limit:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "

@@ -27,6 +27,7 @@ from pydantic import (
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
+from collapipe.mistakes import first_mistake
 from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.planner_state import PlannerState
@@ -454,7 +455,9 @@ def _read(path: Path, schema: type[_D]) -> _D | None:
     try:
         return schema.model_validate(document)
     except ValidationError as error:
-        raise CorruptDataError(f"{path} is damaged ({error}): restore it or delete it") from error
+        raise CorruptDataError(
+            f"{path} is damaged ({first_mistake(error)}): restore it or delete it"
+        ) from error
 
 
 def _changed_settings(before: JobConfig, after: JobConfig) -> list[str]:

@@ -106,6 +106,11 @@ class Task(ABC, Generic[E]):
         return places
 
     @property
+    def notes(self) -> list[str]:
+        """What a person should know about how the rows were read."""
+        return self._rows.notes
+
+    @property
     def vocabulary(self) -> bytes:
         """The vocabulary of the job, as `collapipe.tasks.vocabulary` describes it."""
         return self._vocabulary.data

@@ -25,7 +25,9 @@ def make_job(tmp_path: Path, data: dict[str, Any], **more: Any) -> JobConfig:
 
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path) -> None:
-    rows = [json.dumps({"text": f"text {number}", "label": "a"}) for number in range(60)]
+    rows = [
+        json.dumps({"text": f"text {number}", "label": "ab"[number % 2]}) for number in range(60)
+    ]
     (tmp_path / "good.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (tmp_path / "bad.jsonl").write_text("\n".join([*rows, "{}", ""]), encoding="utf-8")
     (tmp_path / "short.jsonl").write_text("\n".join(rows[:20]), encoding="utf-8")

@@ -134,7 +134,7 @@ def test_parallel_files_are_pairs(tmp_path: Path) -> None:
         (
             "a.conll",
             "ner",
-            "a O\nb I-y\n",
+            "a O\nb I-y\n\nc B-z\n",
             r":2: tag 'I-y' follows 'O'.*open the entity with 'B-y'",
         ),
         ("a.conll", "ner", "a B-x\nb I-y\n", r":2: tag 'I-y' follows 'B-x'"),

@@ -9,8 +9,10 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import LoraConfig, ModelConfig, TaskConfig
+from collapipe.job import FAMILIES, LoraConfig, ModelConfig, TaskConfig
 from collapipe.models import ModelAdapter, adapter_for, create_config_json
+from collapipe.models.families import FAMILIES as MODEL_FAMILIES
+from collapipe.models.families import adapter_class
 
 NER = TaskConfig(kind="ner")
 TRANSLATION = TaskConfig(kind="translation", max_new_tokens=33)
@@ -124,6 +126,12 @@ def test_tokenizer_without_a_padding_token_is_refused() -> None:
     bare = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1}, unk_token="[UNK]"))
     with pytest.raises(InvalidInputError, match=r"no '\[PAD\]', the pad_token of family 'bert'"):
         create_config_json(ModelConfig(family="bert"), NER, LABELS, bare)
+
+
+def test_clients_know_the_tasks_of_each_family() -> None:
+    assert {family: adapter_class(family).model_classes.keys() for family in MODEL_FAMILIES} == {
+        family: dict.fromkeys(tasks).keys() for family, tasks in FAMILIES.items()
+    }
 
 
 def test_unknown_family_is_refused() -> None:

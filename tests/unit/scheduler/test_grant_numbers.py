@@ -1,10 +1,13 @@
 """Numbers of grants grow whatever the clock does, and old ones do not count."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from collapipe.errors import CorruptDataError
+from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.grant_numbers import GrantNumbers
 
 
@@ -78,3 +81,36 @@ def test_edge_server_takes_grants_of_all_present_attempts(tmp_path: Path) -> Non
     last = numbers.next()
     numbers.end_attempt({1})
     assert numbers.least(None) > last
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reserved": "many"}', "\0" * 100])
+def test_damaged_document_stops_the_scheduler_and_the_message_has_the_remedy(
+    tmp_path: Path, content: str
+) -> None:
+    state = tmp_path / "the state"
+    state.mkdir()
+    last = GrantNumbers(state).next()
+    (state / "grants.json").write_text(content)
+    with pytest.raises(CorruptDataError, match="grants.json is damaged.*old grants") as refused:
+        GrantNumbers(state)
+    command = str(refused.value).split("`")[-2]
+    subprocess.run(command, shell=True, check=True)
+    day = 86_400_000_000
+    assert GrantNumbers(state).next() > last + day / 2
+
+
+def test_old_grants_do_not_count_without_a_document(tmp_path: Path) -> None:
+    earlier = GrantNumbers(tmp_path, Clock(1000.0)).next()
+    (tmp_path / "grants.json").unlink()
+    assert earlier < GrantNumbers(tmp_path, Clock(1001.0)).least(0)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"num_deletions": 1, "job_ids": "a"}'])
+def test_damaged_list_of_deleted_jobs_says_what_its_loss_means(
+    tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "deleted.json").write_text(content)
+    with pytest.raises(CorruptDataError, match="deleted.json is damaged.*delete it.*keep their"):
+        DeletedJobs(tmp_path)
+    (tmp_path / "deleted.json").unlink()
+    assert DeletedJobs(tmp_path).after(0) == ([], 0)

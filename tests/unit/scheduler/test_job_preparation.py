@@ -53,3 +53,11 @@ def test_notes_stay_short() -> None:
     places = {f"label {number}": f"b:{number}" for number in range(500)}
     [note] = describe_data(job(held_out="b.jsonl"), [answer(9, 500, **places)], [])
     assert "label 104 (b:104), ..." in note and len(note) < 400
+
+
+def test_note_about_how_rows_were_read_comes_once() -> None:
+    loaded = [answer(9, 1), answer(9, 1)]
+    for data in loaded:
+        data.notes.append("a.conll: its tags are IOB1")
+    notes = describe_data(job(held_out="b.jsonl"), loaded, [])
+    assert notes == ["a.conll: its tags are IOB1"]
