@@ -38,6 +38,7 @@ from collapipe_client.live_view import make_display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.model_commands import evaluate, predict
 from collapipe_client.plan_commands import choose_job, plan_app
+from collapipe_client.report_command import report
 from collapipe_client.reporting import (
     FAILED,
     complain,
@@ -64,6 +65,7 @@ app = typer.Typer(
     help="Train Transformer models on devices that are too small to hold them.",
 )
 plan_app.command()(estimate)
+jobs_app.command()(report)
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(plan_app, name="plan")
 app.add_typer(testbed_app, name="testbed")

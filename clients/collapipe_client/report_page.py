@@ -16,7 +16,7 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --back: #10151b; --card: #1a2129; --text: #e8edf2; --quiet: #a3b0bd; --line: #35404c; --mark: #ff9f45; } }
 @media print { :root { --back: #ffffff; } }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1100px; padding: 1rem; background: var(--back); color: var(--text); font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
+body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--back); color: var(--text); font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 0 0 .5rem; } h3 { font-size: 1rem; margin: 1rem 0 .3rem; }
 p, ul, dl { margin: .4rem 0; } ul { padding-left: 1.2rem; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; margin: 1rem 0; min-width: 0; }
@@ -25,7 +25,7 @@ section.apart { border-style: dashed; } .quiet, figcaption { color: var(--quiet)
 figure { margin: 0; min-width: 0; } figure svg { display: block; width: 100%; height: auto; color: var(--text); }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; overflow-wrap: normal; }
 th, td { padding: .3rem .8rem .3rem 0; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { white-space: normal; min-width: 4.5rem; vertical-align: bottom; } th:first-child, td.words { text-align: left; } td.words { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
+thead th { white-space: normal; min-width: 4.5rem; vertical-align: bottom; } th:first-child, .words { text-align: left; } td.words { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
 tbody th { position: sticky; left: 0; background: var(--card); font-weight: 600; }
 td small { color: var(--quiet); display: block; }
 dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .2rem 1rem; } dt { color: var(--quiet); } dd { margin: 0; }
@@ -93,19 +93,31 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], caption: str
 
     Long texts among the cells are wrapped.
     """
-    head = tag("tr", *(tag("th", column, scope="col") for column in columns))
-    body = [
-        tag("tr", tag("th", row[0], scope="row"), *(_cell(cell) for cell in row[1:]))
-        for row in rows
+    listed = list(rows)
+    head = [
+        tag(
+            "th",
+            title,
+            scope="col",
+            kind="words" if listed and all(_is_words(row[index]) for row in listed) else "",
+        )
+        for index, title in enumerate(columns)
     ]
-    whole = tag("table", tag("thead", head), tag("tbody", *body))
+    body = [
+        tag(
+            "tr",
+            tag("th", row[0], scope="row"),
+            *(tag("td", cell, kind="words" if _is_words(cell) else "") for cell in row[1:]),
+        )
+        for row in listed
+    ]
+    whole = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body))
     scrolled = tag("div", whole, kind="scroll", tabindex="0")
     return join(scrolled, tag("p", caption, kind="quiet")) if caption else scrolled
 
 
-def _cell(content: object) -> Html:
-    is_words = not isinstance(content, Html) and not isinstance(content, int | float)
-    return tag("td", content, kind="words" if is_words else "")
+def _is_words(content: object) -> bool:
+    return not isinstance(content, Html)
 
 
 def items(lines: Iterable[object]) -> Html:

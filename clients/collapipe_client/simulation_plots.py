@@ -62,7 +62,7 @@ _ENERGY = _Measure(
 )
 _BACKLOG = _Measure(
     "Energy used beyond the budget",
-    "mean backlog, budgets of a round",
+    "mean backlog, round budgets",
     "",
     lambda summary: summary.backlog,
 )

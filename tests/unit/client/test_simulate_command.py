@@ -148,7 +148,7 @@ def test_report_has_every_number_of_the_result_and_asks_no_other_site(scenario: 
     assert len(page.pictures) == 4
     for title, unit, words in zip(
         ("Time of a round", "Memory", "Energy of the busiest", "Energy used beyond"),
-        ("time of a round, s", "memory, GB", "energy of a round, J", "budgets of a round"),
+        ("time of a round, s", "memory, GB", "energy of a round, J", "round budgets"),
         page.pictures,
         strict=True,
     ):

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from collapipe.errors import NotFoundError
+from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.web.records import Records
-from collapipe.scheduler.web.report import report
+from collapipe.scheduler.web.report import events_of, report
+from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED
 
 from .jobs import job
 from .test_page_records import commit
@@ -35,11 +36,11 @@ def document(store: JobStore) -> JobDocument:
 
 
 def test_report_has_the_job_then_its_rounds_with_reasons_where_plans_are_new(
-    document: JobDocument, records: Records
+    document: JobDocument, records: Records, store: JobStore
 ) -> None:
     log = EventLog()
     log.publish(Event(status=document.status()))
-    first, *rounds = report(document, records, log, [])
+    first, *rounds = report(document, records, events_of(document, store, log), [])
     assert first["id"] == document.job_id and first["committed"] == 3
     assert first["settings"] == document.job.model_dump(mode="json")
     assert [event["text"] for event in first["events"]] == ["queued"]  # type: ignore[attr-defined]
@@ -51,11 +52,32 @@ def test_report_has_the_job_then_its_rounds_with_reasons_where_plans_are_new(
     assert cluster["computing_seconds"] == {"device-0": 0.0}
 
 
-def test_report_of_a_job_from_before_a_restart_has_no_events(
-    document: JobDocument, records: Records
+def test_events_outlive_the_scheduler_and_those_of_a_resumed_job_follow(
+    document: JobDocument, records: Records, store: JobStore, tmp_path: Path
 ) -> None:
-    first, *rounds = report(document, records, None, [])
-    assert first["events"] is None and len(rounds) == 3
+    assert events_of(document, store, None) is None
+    first = EventLog()
+    first.publish(Event(status=document.status()))
+    store.save_events(document.job_id, events_of(document, store, first) or [])
+    restarted = JobStore(tmp_path)
+    [event] = events_of(document, restarted, None) or []
+    assert event["text"] == "queued"
+    again = EventLog()
+    again.began = first.began + 1.0
+    again.publish(Event(status=document.status()))
+    assert [each["text"] for each in events_of(document, restarted, again) or []] == ["queued"] * 2
+    assert len(events_of(document, restarted, first) or []) == 1
+    (tmp_path / "jobs" / document.job_id / "events.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(CorruptDataError, match="damaged"):
+        events_of(document, restarted, None)
+
+
+def test_events_of_a_deleted_job_are_not_stored(store: JobStore, tmp_path: Path) -> None:
+    document = store.create(job())
+    document.state = JOB_STATE_CANCELLED
+    store.delete(document.job_id, "a test")
+    store.save_events(document.job_id, [])
+    assert not (tmp_path / "jobs" / document.job_id).exists()
 
 
 def test_round_without_a_record_is_in_the_report_as_far_as_possible(

@@ -6,19 +6,44 @@ from typing import Any
 
 from collapipe.errors import NotFoundError
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.job_store import JobDocument
-from collapipe.scheduler.web.job_values import WatchedJob, config_of, status_of, trouble_of
+from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.web.job_values import (
+    MOST_EVENTS,
+    WatchedJob,
+    config_of,
+    status_of,
+    trouble_of,
+)
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.values import Value
 
 
+def events_of(
+    document: JobDocument, jobs: JobStore, log: EventLog | None
+) -> list[dict[str, Any]] | None:
+    """Returns the last events of a job: the stored ones, then those of its log. `None` if there are neither.
+
+    Raises:
+        CorruptDataError: The stored ones are damaged.
+    """
+    stored = jobs.find_events(document.job_id)
+    if log is None:
+        return stored
+    told: Any = WatchedJob.of(document, log).detail()["events"]
+    earlier = [event for event in stored or () if event["at"] < log.began]
+    return [*earlier, *told][-MOST_EVENTS:]
+
+
 def report(
-    document: JobDocument, records: Records, log: EventLog | None, queued: Sequence[str]
+    document: JobDocument,
+    records: Records,
+    events: list[dict[str, Any]] | None,
+    queued: Sequence[str],
 ) -> Iterator[Value]:
     """Yields the parts of a report. It explains only the rounds whose plans are new, and the last one.
 
     Args:
-        log: The events of the job; `None` if they are not kept any more.
+        events: Those of `events_of`.
         queued: Ids of the jobs that wait for their turn.
 
     Raises:
@@ -29,7 +54,7 @@ def report(
         "written": time.time(),
         "settings": config_of(document).model_dump(mode="json"),
         "trouble": trouble_of(document),
-        "events": None if log is None else WatchedJob.of(document, log).detail()["events"],
+        "events": events,
     }
     page: Any = {"next": 0, "done": False}
     holders = None
