@@ -12,8 +12,8 @@ TEXT_COLOUR = "#17202b"
 """Plots draw their text and axes in this colour, which the page replaces by the colour of its own text."""
 
 _STYLE = """
-:root { --back: #f3f5f8; --card: #ffffff; --text: #17202b; --quiet: #55626f; --line: #d5dbe2; --mark: #c05a00; color-scheme: light dark; }
-@media (prefers-color-scheme: dark) { :root { --back: #10151b; --card: #1a2129; --text: #e8edf2; --quiet: #a3b0bd; --line: #35404c; --mark: #ff9f45; } }
+:root { --back: #f3f5f8; --card: #ffffff; --text: #17202b; --quiet: #55626f; --line: #d5dbe2; color-scheme: light dark; }
+@media (prefers-color-scheme: dark) { :root { --back: #10151b; --card: #1a2129; --text: #e8edf2; --quiet: #a3b0bd; --line: #35404c; } }
 @media print { :root { --back: #ffffff; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 1200px; padding: 1rem; background: var(--back); color: var(--text); font: 16px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
@@ -31,7 +31,7 @@ td small { color: var(--quiet); display: block; }
 dl { display: grid; grid-template-columns: minmax(7rem, max-content) 1fr; gap: .2rem 1rem; } dt { color: var(--quiet); } dd { margin: 0; }
 @media (max-width: 36rem) { dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .4rem; } }
 pre { overflow-x: auto; background: var(--back); border-radius: 6px; padding: .6rem; font-size: .85rem; overflow-wrap: normal; }
-summary { cursor: pointer; font-weight: 600; } .marked { color: var(--mark); font-weight: 600; }
+summary { cursor: pointer; font-weight: 600; }
 """
 
 

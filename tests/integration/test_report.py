@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from collapipe_client.cli import app
 from integration.running import run_job
 
 _RUNNER = CliRunner()
+LIMIT_SECONDS = 120.0
 
 
 def write_report(job_id: str, workspace: Path, file: Path) -> tuple[dict[str, Any], Page]:
@@ -62,6 +64,12 @@ def test_report_of_a_job_whose_testbed_has_ended_has_all_rounds_and_events(
 ) -> None:
     job = make_job(tmp_path, num_rows=(24, 24), use_clusters=[1, 2])
     finished = run_job(testbed, job)
+    # The events are stored when the job has ended, so after its last event.
+    events_file = testbed.workspace.state / f"scheduler/jobs/{finished.job_id}/events.json"
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not events_file.exists():
+        assert time.monotonic() < deadline, "the events were not stored"
+        time.sleep(0.1)
     for name in ("scheduler", "edge-server"):
         shutil.copytree(testbed.workspace.root / "state" / name, tmp_path / "past/state" / name)
     found, page = write_report(finished.job_id, tmp_path / "past", tmp_path / "past.html")

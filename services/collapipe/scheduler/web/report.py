@@ -15,7 +15,7 @@ from collapipe.scheduler.web.job_values import (
     trouble_of,
 )
 from collapipe.scheduler.web.records import Records
-from collapipe.scheduler.web.values import Value
+from collapipe.scheduler.web.values import Value, number
 
 
 def events_of(
@@ -30,7 +30,8 @@ def events_of(
     if log is None:
         return stored
     told: Any = WatchedJob.of(document, log).detail()["events"]
-    earlier = [event for event in stored or () if event["at"] < log.began]
+    began = number(log.began, 13)  # Events have their time with so many digits.
+    earlier = [event for event in stored or () if event["at"] < began]
     return [*earlier, *told][-MOST_EVENTS:]
 
 
