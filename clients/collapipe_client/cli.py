@@ -41,6 +41,7 @@ from collapipe_client.live_view import Display, make_display
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.model_commands import evaluate, predict
 from collapipe_client.plan_commands import choose_job, plan_app
+from collapipe_client.report_command import report
 from collapipe_client.reporting import (
     FAILED,
     complain,
@@ -70,6 +71,7 @@ app = typer.Typer(
     help="Train Transformer models on devices that are too small to hold them.",
 )
 plan_app.command()(estimate)
+jobs_app.command()(report)
 app.add_typer(jobs_app, name="jobs")
 app.add_typer(plan_app, name="plan")
 app.add_typer(testbed_app, name="testbed")

@@ -1,27 +1,30 @@
-"""Draws plots of a simulation as SVG files. The band of a curve is its 95 % confidence interval."""
+"""Draws plots of a simulation: bars for each strategy, or curves over the swept parameter."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from collapipe.simulation import Interval, Scenario, StrategySummary
+from collapipe_client.plot_files import Plot, panels, style
+from collapipe_client.report_page import TEXT_COLOUR
+from collapipe_client.simulation_report import on_devices, say_runs
 
 _COLOURS = {
-    "dssra": "#0b6e4f",
+    "dssra": "#1a9a6c",
     "pipeline": "#d1495b",
-    "titanic": "#2e5eaa",
-    "titanic_best": "#17becf",
+    "titanic": "#4a7fd0",
+    "titanic_best": "#1296a8",
     "vanilla_fl": "#b8860b",
-    "centralized": "#6c757d",
-    "proportional": "#7b4ba0",
+    "centralized": "#7d8790",
+    "proportional": "#9a6cc0",
 }
-_GREY = "#6c757d"
-_BLACK = "black"
-_WIDTH, _HEIGHT = 6.4, 3.6  # of one panel, in inches
+"""They can be told apart from a white and from a dark background."""
+_GREY = "#7d8790"
 _RANGE_FOR_LOGARITHMS = 8.0
 """An axis is logarithmic if its largest value is more than this many times its smallest."""
 
@@ -31,10 +34,12 @@ class _Measure:
     """A quantity to plot.
 
     Args:
-        label: Its name on an axis.
+        name: As a title has it.
+        label: Its name on an axis, with its unit.
         value: Returns its value in a summary; `None` if the strategy was infeasible.
     """
 
+    name: str
     label: str
     unit: str
     value: Callable[[StrategySummary], Interval | None]
@@ -45,12 +50,22 @@ def _memory_gigabytes(summary: StrategySummary) -> Interval | None:
     return found and Interval(found.median / 1e9, found.low / 1e9, found.high / 1e9)
 
 
-_DELAY = _Measure("delay of a round, s", "s", lambda summary: summary.delay_seconds)
-_MEMORY = _Measure("largest memory of a device, GB", "GB", _memory_gigabytes)
-_ENERGY = _Measure(
-    "energy of the busiest device,\nJ a round", "J", lambda summary: summary.energy_joules_max
+_DELAY = _Measure(
+    "Time of a round", "time of a round, s", "s", lambda summary: summary.delay_seconds
 )
-_BACKLOG = _Measure("mean backlog, in budgets of a round", "", lambda summary: summary.backlog)
+_MEMORY = _Measure("Memory of the device that needs most", "memory, GB", "GB", _memory_gigabytes)
+_ENERGY = _Measure(
+    "Energy of the busiest device",
+    "energy of a round, J",
+    "J",
+    lambda summary: summary.energy_joules_max,
+)
+_BACKLOG = _Measure(
+    "Energy used beyond the budget",
+    "mean backlog, round budgets",
+    "",
+    lambda summary: summary.backlog,
+)
 
 _AXES = {
     "penalty_weight": "penalty weight V",
@@ -74,62 +89,81 @@ _FIGURES: dict[str, dict[str, list[_Measure]]] = {
 _OTHER_FIGURES = {"delay": [_DELAY], "memory": [_MEMORY]}
 
 
-def draw_plots(
-    scenario: Scenario, summaries: Sequence[StrategySummary], directory: Path
-) -> list[Path]:
-    """Draws bars for each strategy, or curves over the swept parameter if there is one. Returns the files."""
-    with matplotlib.rc_context(
-        {
-            "svg.hashsalt": scenario.name,  # The same numbers give the same file.
-            "svg.fonttype": "none",  # Text stays text.
-            "font.size": 9,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-        }
-    ):
-        if scenario.sweep is None:
-            figures = _bar_figures(summaries)
-        else:
-            figures = _curve_figures(scenario, scenario.sweep.parameter, summaries)
-        files = []
-        for name, figure in figures.items():
-            path = directory / f"{name}.svg"
-            figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
-            files.append(path)
-    return files
+def draw_plots(scenario: Scenario, summaries: Sequence[StrategySummary]) -> list[Plot]:
+    """Draws bars for each strategy, or curves over the swept parameter if there is one."""
+    if scenario.sweep is None:
+        named = {"delay": [_DELAY], "memory": [_MEMORY]}
+        if any(summary.budget_joules for summary in summaries):
+            named |= {"energy": [_ENERGY], "backlog": [_BACKLOG]}
+    else:
+        named = _FIGURES.get(scenario.sweep.parameter, _OTHER_FIGURES)
+    return [_plot(name, scenario, summaries, measures) for name, measures in named.items()]
 
 
-def _bar_figures(summaries: Sequence[StrategySummary]) -> dict[str, Figure]:
-    measures = {"delay": _DELAY, "memory": _MEMORY}
-    if any(summary.budget_joules for summary in summaries):
-        measures |= {"energy": _ENERGY, "backlog": _BACKLOG}
-    figures = {}
-    for name, measure in measures.items():
-        figures[name], (axes,) = _panels(1)
-        _draw_bars(axes, summaries, measure)
-    return figures
+def _plot(
+    name: str,
+    scenario: Scenario,
+    summaries: Sequence[StrategySummary],
+    measures: Sequence[_Measure],
+) -> Plot:
+    title = " and ".join(
+        measure.name if index == 0 else measure.name.lower()
+        for index, measure in enumerate(measures)
+    )
+    what, spread = "bars", "whiskers are"
+    with style(name):
+        figure, drawn = panels(title, say_runs(scenario), len(measures))
+        for axes, measure in zip(drawn, measures, strict=True):
+            if scenario.sweep is None:
+                _draw_bars(axes, summaries, measure)
+            else:
+                with_budget = scenario.sweep.parameter == "energy_budget_joules"
+                diagonal = "budget" if with_budget and measure is _ENERGY else None
+                _draw_curves(axes, summaries, measure, diagonal)
+        if scenario.sweep is not None:
+            what, spread = "points", "bands are"
+            drawn[-1].set_xlabel(_axis(scenario, scenario.sweep.parameter))
+        _draw_legend(figure, drawn, scenario)
+    apart = ""
+    if any(summary.strategy == "centralized" for summary in summaries):
+        drawn_as = "hatched" if scenario.sweep is None else "dashed"
+        apart = f" centralized is {drawn_as}: one host holds the whole model there, and no device takes part."
+    caption = (
+        f"{title}. {say_runs(scenario)}. The {what} are medians over the seeds, and the {spread} their 95 % confidence "
+        f"intervals (bootstrap).{apart}"
+    )
+    return Plot(name, title, caption, figure)
 
 
-def _curve_figures(
-    scenario: Scenario, parameter: str, summaries: Sequence[StrategySummary]
-) -> dict[str, Figure]:
-    label = _AXES[parameter]
-    if parameter == "bandwidth":
-        label += ", Hz" if scenario.channel.kind == "radio" else ", bit/s"
-    figures = {}
-    for name, measures in _FIGURES.get(parameter, _OTHER_FIGURES).items():
-        figures[name], panels = _panels(len(measures))
-        for axes, measure in zip(panels, measures, strict=True):
-            with_budget = parameter == "energy_budget_joules" and measure is _ENERGY
-            _draw_curves(axes, summaries, measure, "budget" if with_budget else None)
-        panels[-1].set_xlabel(label)
-    return figures
+def _axis(scenario: Scenario, parameter: str) -> str:
+    if parameter != "bandwidth":
+        return _AXES[parameter]
+    return f"{_AXES[parameter]}, {'Hz' if scenario.channel.kind == 'radio' else 'bit/s'}"
 
 
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(_WIDTH, _HEIGHT * count), layout="constrained")
-    panels = figure.subplots(count, 1, sharex=True, squeeze=False)
-    return figure, list(panels[:, 0])
+def _draw_legend(figure: Figure, drawn: Sequence[Axes], scenario: Scenario) -> None:
+    """Says what the strategies look like, and what the spread around a median is."""
+    count = len(scenario.seed_list)
+    interval = f"95 % confidence interval of the median over {count} seeds"
+    if count == 1:
+        interval = "one seed, so no confidence interval"
+    entries: dict[str, Artist] = {}
+    if scenario.sweep is None:
+        entries["median"] = Patch(color=_GREY)
+        entries[interval] = Line2D([], [], color=TEXT_COLOUR, marker="|", markersize=7)
+    else:
+        for axes in drawn:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                entries.setdefault(label, handle)
+        entries[interval] = Patch(color=_GREY, alpha=0.3)
+    figure.legend(
+        entries.values(),
+        entries.keys(),
+        loc="outside lower left",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
+    )
 
 
 def _draw_curves(
@@ -155,7 +189,14 @@ def _draw_curves(
         medians = [found.median for _, found in points]
         colour = _COLOURS[strategy]
         axes.plot(
-            values, medians, color=colour, marker="o", markersize=3, linewidth=1.5, label=strategy
+            values,
+            medians,
+            color=colour,
+            marker="o",
+            markersize=3,
+            linewidth=1.5,
+            linestyle="--" if strategy == "centralized" else "-",
+            label=strategy,
         )
         lows, highs = [f.low for _, f in points], [f.high for _, f in points]
         axes.fill_between(values, lows, highs, color=colour, alpha=0.18, linewidth=0)
@@ -164,19 +205,21 @@ def _draw_curves(
     axes.grid(axis="y", alpha=0.25)
     values = sorted({summary.value for summary in summaries if summary.value is not None})
     if diagonal is not None:
-        axes.plot(values, values, color=_BLACK, linewidth=0.8, linestyle=":", label=diagonal)
+        axes.plot(values, values, color=TEXT_COLOUR, linewidth=0.8, linestyle=":", label=diagonal)
     if _is_wide(values):
         axes.set_xscale("log")
     if _is_wide(drawn):
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[StrategySummary], measure: _Measure) -> None:
     largest = 0.0
-    for row, summary in enumerate(summaries):
+    apart = [summary for summary in summaries if summary.strategy == "centralized"]
+    compared = on_devices(summaries)
+    rows = [*range(len(compared)), *(len(compared) + 0.5 for _ in apart)]
+    for row, summary in zip(rows, [*compared, *apart], strict=True):
         found = measure.value(summary)
         if found is None:
             axes.text(0, row, " infeasible", verticalalignment="center", color=_GREY)
@@ -186,13 +229,19 @@ def _draw_bars(axes: Axes, summaries: Sequence[StrategySummary], measure: _Measu
             found.median,
             height=0.6,
             color=_COLOURS[summary.strategy],
+            hatch="///" if summary in apart else "",
             xerr=[[found.median - found.low], [found.high - found.median]],
+            error_kw={"ecolor": TEXT_COLOUR, "capsize": 3},
         )
         axes.bar_label(bars, [f"{found.median:.3g} {measure.unit}"], padding=5)
         largest = max(largest, found.high)
-    axes.set_yticks(range(len(summaries)), [summary.strategy for summary in summaries])
+    names = [summary.strategy for summary in compared] + ["centralized\n(one host)" for _ in apart]
+    axes.set_yticks(rows, names)
+    axes.set_ylabel("strategy")
+    if apart:
+        axes.axhline(len(compared) - 0.25, color=_GREY, linewidth=0.8, linestyle=":")
     axes.invert_yaxis()
-    axes.set_xlim(0, largest * 1.2 or 1)
+    axes.set_xlim(0, largest * 1.25 or 1)
     axes.set_xlabel(measure.label)
 
 

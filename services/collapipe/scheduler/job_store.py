@@ -1,7 +1,7 @@
 """Stores jobs, so that they survive a restart of the scheduler.
 
 The directory of a job holds `job.json`, one document for each round in `rounds/`, one for each committed round in
-`results/`, and `planner.json`.
+`results/`, `planner.json`, and `events.json` with the last events.
 """
 
 import logging
@@ -190,6 +190,14 @@ class RoundResult(_Document):
     committed: _Committed
     evaluation: _Evaluation | None = None
     """The evaluation of the model after this round, if there was one."""
+
+
+class JobEvents(_Document):
+    """The last events of a job, in words, as the page shows them. People look at them; nothing depends on them."""
+
+    version: Literal[1] = 1
+    """Format version, as in `RoundDocument`."""
+    events: list[dict[str, Any]]
 
 
 class JobStore:
@@ -415,6 +423,18 @@ class JobStore:
     def save_result(self, job_id: str, round_index: int, result: RoundResult) -> None:
         """Stores the result of a round. It replaces that of an earlier attempt."""
         write_document(self._result_path(job_id, round_index), result.model_dump(mode="json"))
+
+    def find_events(self, job_id: str) -> list[dict[str, Any]] | None:
+        """Returns the events that were stored when the job was last over; `None` if there are none."""
+        found = _read(self._directory / job_id / "events.json", JobEvents)
+        return None if found is None else found.events
+
+    def save_events(self, job_id: str, events: list[dict[str, Any]]) -> None:
+        """Stores the last events of a job, unless it was deleted."""
+        with self._lock:
+            if job_id in self._jobs:
+                document = JobEvents(events=events).model_dump(mode="json")
+                write_document(self._directory / job_id / "events.json", document)
 
     def planner_state(self, job_id: str) -> PlannerState | None:
         """Returns the stored state of a job's planner; `None` if there is no state that can be used."""

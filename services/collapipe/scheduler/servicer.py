@@ -46,6 +46,8 @@ from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.turns import Turn, turns
 from collapipe.scheduler.web.rates import RateReader
+from collapipe.scheduler.web.records import Records
+from collapipe.scheduler.web.report import events_of, report
 from collapipe.scheduler.web.snapshot import Snapshots
 from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
@@ -350,6 +352,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             replayed = replay(RoundDecision.from_json(document.decision), document.plans)
         return scheduler_pb2.ReplayDecisionResponse(recorded=document.plans, replayed=replayed)
 
+    def GetRecords(
+        self, request: scheduler_pb2.GetRecordsRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_pb2.GetRecordsResponse]:
+        document = self._jobs.get(request.job_id)
+        records = Records(self._registry, self._jobs, self._channels)
+        events = events_of(document, self._jobs, self.log(document.job_id))
+        for part in report(document, records, events, self.queue()):
+            yield scheduler_pb2.GetRecordsResponse(part_json=json.dumps(part, allow_nan=False))
+
     def GetTrace(
         self, request: scheduler_pb2.GetTraceRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.GetTraceResponse]:
@@ -438,6 +449,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             entry.run()
         except Exception:  # What it has must be free for others in any case.
             logger.exception("job %s ended without an outcome", entry.job_id)
+        if isinstance(entry, JobRunner):
+            self._store_events(entry.job_id)
         self._jobs.grants.end_attempt(entry.host_clusters)
         with self._changed:
             del self._running[entry]
@@ -446,6 +459,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 del self._runners[entry.job_id]
             self._delete_expired()
             self._changed.notify_all()
+
+    def _store_events(self, job_id: str) -> None:
+        """Stores the events of a job that is over, for reports after a restart."""
+        try:
+            events = events_of(self._jobs.get(job_id), self._jobs, self.log(job_id))
+            self._jobs.save_events(job_id, events or [])
+        except (CollapipeError, OSError):
+            logger.exception("the events of job %s could not be stored", job_id)
 
 
 def _behind(turn: Turn[JobRunner | ModelUse]) -> str:

@@ -14,7 +14,7 @@ class RoundRecord:
         energy_joules_mean: Mean over all devices, idle devices included.
         energy_over_budget_max: Largest ratio of a device's energy to its budget.
         backlog_mean, backlog_max: Of the devices with a budget, after the round.
-        memory_bytes_max: Memory of the device that needs most.
+        memory_bytes_max: Memory of the device that needs most. If no device runs a block, of the host that does.
         bubble_ratio, num_micro_batches, num_segments: Values of the slowest cluster.
         moved_units: Units that changed their host, in all clusters.
         objective: Value of docs/scheduling.md (13) with the simulated time and energy.

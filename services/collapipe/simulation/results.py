@@ -48,7 +48,7 @@ class StrategySummary:
             `None` if none has one.
         rounds_until_empty: Rounds until the first battery is empty, or all rounds if none becomes empty.
             `None` without batteries.
-        memory_bytes: Memory of the device that needs most.
+        memory_bytes: Memory of the device that needs most. If no device runs a block, of the host that does.
         bubble_ratio: Idle share of the slowest cluster.
         reduction: Share of the time that `dssra` saves against this strategy, seed by seed, in the rounds that
             are feasible for both. `None` without `dssra`.

@@ -228,6 +228,8 @@ class _Rounds:
             if device.energy_budget_joules is not None:
                 device.backlog = self._backlogs[device.host_id]
                 over_budget = max(over_budget, joules / device.energy_budget_joules)
+        if not most_memory:  # No device runs a block: `centralized` has all on the control unit.
+            most_memory = max(outcome.memory_bytes.values())
         return over_budget, most_memory
 
 

@@ -1,13 +1,18 @@
 import csv
 import importlib.util
 import json
+import struct
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
+import matplotlib.image
 import pytest
 from typer.testing import CliRunner
 
 from collapipe_client.cli import app
+
+from .report_pages import Page
 
 _RUNNER = CliRunner()
 
@@ -111,10 +116,83 @@ def test_simulate_without_matplotlib_writes_rows_and_gives_the_remedy(
     result = _RUNNER.invoke(app, ["simulate", str(scenario)])
     assert result.exit_code == 0, result.output
     assert "pip install 'collapipe[simulation]'" in result.stderr
-    assert {path.name for path in Path("simulations/tiny").iterdir()} == {
-        "rounds.csv",
-        "devices.csv",
-    }
+    written = {path.name for path in Path("simulations/tiny").iterdir()}
+    assert written == {"rounds.csv", "devices.csv", "report.html"}
+    page = Page(Path("simulations/tiny/report.html"))
+    assert page.tables and not page.pictures
+
+
+def test_report_has_every_number_of_the_result_and_asks_no_other_site(scenario: Path) -> None:
+    scenario.write_text(_SCENARIO.replace('"vanilla_fl"', '"dssra", "centralized"'), "utf-8")
+    result = _RUNNER.invoke(app, ["simulate", str(scenario), "--output", "out", "--json"])
+    assert result.exit_code == 0, result.output
+    page = Page(Path("out/report.html"))
+    assert not page.addresses
+    rows = {row[0].text: row for table in page.tables for row in table[1:]}
+    assert list(rows) == ["pipeline", "dssra", "centralized"] and len(page.tables) == 2
+    measures = ["delay_seconds", "reduction", "memory_bytes", "energy_joules_max", "backlog"]
+    measures += ["budgets_kept", "bubble_ratio", "prediction_error"]
+    for summary in json.loads(result.stdout)["strategies"]:
+        cells = [[float(each) for each in cell.values] for cell in rows[summary["strategy"]][1:]]
+        known = [_numbers(summary[name]) for name in measures]
+        if summary["strategy"] == "dssra":
+            known[1] = []
+        assert cells == known
+    shown = rows["pipeline"][1].text.split()
+    assert shown[0] == f"{float(rows['pipeline'][1].values[0]):.3g}"
+    text = page.text
+    assert "Scenario tiny, seeds 0 to 1, 2 rounds each" in text
+    assert f"collapipe simulate {scenario} --output out" in text
+    for name in ("delay", "memory", "energy", "backlog"):
+        assert Path(f"out/{name}.png").is_file()
+    assert len(page.pictures) == 4
+    for title, unit, words in zip(
+        ("Time of a round", "Memory", "Energy of the busiest", "Energy used beyond"),
+        ("time of a round, s", "memory, GB", "energy of a round, J", "round budgets"),
+        page.pictures,
+        strict=True,
+    ):
+        assert any(each.startswith(title) for each in words)
+        assert any(unit in each for each in words) and "strategy" in words
+        assert {"median", "95 % confidence interval of the median over 2 seeds"} <= set(words)
+        assert "Scenario tiny, seeds 0 to 1, 2 rounds each" in words
+
+
+def _numbers(value: Any) -> list[float]:
+    """Returns the numbers that a cell has for a value of the JSON result."""
+    if not isinstance(value, dict):
+        return [] if value is None else [value]
+    spread = [] if value["low"] == value["high"] else [value["low"], value["high"]]
+    return [value["median"], *spread]
+
+
+def test_centralized_is_apart_with_the_memory_that_it_needs(scenario: Path) -> None:
+    scenario.write_text(_SCENARIO.replace('"vanilla_fl"', '"centralized"'), "utf-8")
+    result = _RUNNER.invoke(app, ["simulate", str(scenario)])
+    assert result.exit_code == 0, result.output
+    said = next(line for line in result.stdout.splitlines() if line.startswith("centralized has"))
+    assert "GB of memory there. The largest device may use 1.6 GB, so no device can hold it" in said
+    with Path("simulations/tiny/rounds.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["strategy"] == "centralized"]
+    assert all(float(row["memory_bytes_max"]) > 1.6e9 for row in rows)
+
+
+def test_pictures_are_png_files_that_open(scenario: Path) -> None:
+    _RUNNER.invoke(app, ["simulate", str(scenario), "--rounds", "1", "--seeds", "1"])
+    data = Path("simulations/tiny/delay.png").read_bytes()
+    width, height = struct.unpack(">II", data[16:24])
+    assert matplotlib.image.imread("simulations/tiny/delay.png").shape == (height, width, 4)
+    assert width > 800
+
+
+def test_without_a_terminal_lines_tell_how_far_it_is(
+    scenario: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collapipe_client.simulate_command._LINE_SECONDS", 0.0)
+    result = _RUNNER.invoke(app, ["simulate", str(scenario), "--seeds", "1", "--rounds", "4"])
+    lines = result.stderr.splitlines()
+    assert lines[:2] == [f"reading {scenario}", "simulating 8 rounds"]
+    assert lines[2].startswith("2 of 8 rounds, about ") and len(lines) == len(set(lines))
 
 
 def test_simulate_without_cvxpy_fails_with_the_remedy(
