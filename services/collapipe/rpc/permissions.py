@@ -62,6 +62,7 @@ PERMISSIONS: Permissions = {
         "GetPlans": PEOPLE,
         "ExplainDecision": PEOPLE,
         "ReplayDecision": PEOPLE,
+        "GetRecords": PEOPLE,
         "GetTrace": PEOPLE,
         "UseModel": PEOPLE,
     },

@@ -45,6 +45,8 @@ from collapipe.scheduler.rollback import roll_back
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.turns import Turn, turns
+from collapipe.scheduler.web.records import Records
+from collapipe.scheduler.web.report import report
 from collapipe.v1 import plan_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -333,6 +335,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         with _refusing_contradictions():
             replayed = replay(RoundDecision.from_json(document.decision), document.plans)
         return scheduler_pb2.ReplayDecisionResponse(recorded=document.plans, replayed=replayed)
+
+    def GetRecords(
+        self, request: scheduler_pb2.GetRecordsRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_pb2.GetRecordsResponse]:
+        document = self._jobs.get(request.job_id)
+        records = Records(self._registry, self._jobs, self._channels)
+        for part in report(document, records, self.log(document.job_id), self.queue()):
+            yield scheduler_pb2.GetRecordsResponse(part_json=json.dumps(part, allow_nan=False))
 
     def GetTrace(
         self, request: scheduler_pb2.GetTraceRequest, context: grpc.ServicerContext

@@ -413,6 +413,18 @@ class ReplayDecisionResponse(_message.Message):
     replayed: _containers.RepeatedCompositeFieldContainer[_plan_pb2.Plan]
     def __init__(self, recorded: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ..., replayed: _Optional[_Iterable[_Union[_plan_pb2.Plan, _Mapping]]] = ...) -> None: ...
 
+class GetRecordsRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class GetRecordsResponse(_message.Message):
+    __slots__ = ("part_json",)
+    PART_JSON_FIELD_NUMBER: _ClassVar[int]
+    part_json: str
+    def __init__(self, part_json: _Optional[str] = ...) -> None: ...
+
 class GetTraceRequest(_message.Message):
     __slots__ = ("job_id", "round_index")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

@@ -95,6 +95,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.FromString,
                 _registered_method=True)
+        self.GetRecords = channel.unary_stream(
+                '/collapipe.v1.SchedulerService/GetRecords',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsResponse.FromString,
+                _registered_method=True)
         self.GetTrace = channel.unary_stream(
                 '/collapipe.v1.SchedulerService/GetTrace',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.SerializeToString,
@@ -195,6 +200,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRecords(self, request, context):
+        """Streams what is recorded of a job, for a report.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTrace(self, request, context):
         """Collects what every host did in a round, with the scheduler's own part.
         """
@@ -272,6 +284,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ReplayDecision,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.SerializeToString,
+            ),
+            'GetRecords': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetRecords,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsResponse.SerializeToString,
             ),
             'GetTrace': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTrace,
@@ -609,6 +626,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/ReplayDecision',
             collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.ReplayDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/GetRecords',
+            collapipe_dot_v1_dot_scheduler__pb2.GetRecordsRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.GetRecordsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -217,6 +217,22 @@ _SchedulerServiceReplayDecisionType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceGetRecordsType = typing_extensions.TypeVar(
+    '_SchedulerServiceGetRecordsType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetRecordsRequest,
+        collapipe.v1.scheduler_pb2.GetRecordsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetRecordsRequest,
+        collapipe.v1.scheduler_pb2.GetRecordsResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetRecordsRequest,
+        collapipe.v1.scheduler_pb2.GetRecordsResponse,
+    ],
+)
+
 _SchedulerServiceGetTraceType = typing_extensions.TypeVar(
     '_SchedulerServiceGetTraceType',
     grpc.UnaryStreamMultiCallable[
@@ -249,7 +265,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetRecordsType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -301,6 +317,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
             collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.GetRecordsRequest,
+            collapipe.v1.scheduler_pb2.GetRecordsResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.GetTraceRequest,
@@ -363,6 +383,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
         ],
         grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.GetRecordsRequest,
+            collapipe.v1.scheduler_pb2.GetRecordsResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.GetTraceRequest,
             collapipe.v1.scheduler_pb2.GetTraceResponse,
         ],
@@ -407,6 +431,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     ReplayDecision: _SchedulerServiceReplayDecisionType
     """Decides a round again from its recorded input."""
+
+    GetRecords: _SchedulerServiceGetRecordsType
+    """Streams what is recorded of a job, for a report."""
 
     GetTrace: _SchedulerServiceGetTraceType
     """Collects what every host did in a round, with the scheduler's own part."""
@@ -464,6 +491,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.ReplayDecisionRequest,
         collapipe.v1.scheduler_pb2.ReplayDecisionResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.GetRecordsRequest,
+        collapipe.v1.scheduler_pb2.GetRecordsResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.GetTraceRequest,
@@ -573,6 +604,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.scheduler_pb2.ReplayDecisionResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.ReplayDecisionResponse]]:
         """Decides a round again from its recorded input."""
+
+    @abc.abstractmethod
+    def GetRecords(
+        self,
+        request: collapipe.v1.scheduler_pb2.GetRecordsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.GetRecordsResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.GetRecordsResponse]]:
+        """Streams what is recorded of a job, for a report."""
 
     @abc.abstractmethod
     def GetTrace(

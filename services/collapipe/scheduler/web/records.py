@@ -78,11 +78,14 @@ class Records:
                 summary["metrics"] = {name: number(value) for name, value in metrics.items()}
         return summary
 
-    def round(self, job_id: str, index: int, clusters: Sequence[int]) -> Value:
+    def round(
+        self, job_id: str, index: int, clusters: Sequence[int], *, explained: bool = True
+    ) -> Value:
         """Returns who held what in a round, why, and what it was predicted to take.
 
         Args:
             clusters: Indices of clusters of the job. Without any, the first ones.
+            explained: Whether to say why, which takes longer than the rest.
 
         Raises:
             CollapipeError: There is no such round, or its record is damaged.
@@ -97,7 +100,8 @@ class Records:
             "attempt": document.attempt,
             "predicted_seconds": number(prediction.get("full_round_seconds")),
             "seconds": number(result.committed.round_seconds) if result else None,
-            "why": _why(document),
+            "energy_joules": number(sum(prediction.get("energy_joules", {}).values())),
+            "why": _why(document) if explained else [],
             "num_clusters": len(document.plans),
             "clusters": [_cluster(document, result, prediction, one) for one in listed],
         }
@@ -170,6 +174,9 @@ def _cluster(
         "micro_batches": plan.num_micro_batches,
         "upload_codec": plan.upload_codec or "fp32",
         "bottleneck": predicted.get("bottleneck"),
+        "needs_bytes": {
+            stage["host_id"]: number(stage["memory_bytes"]) for stage in predicted.get("stages", ())
+        },
         "predicted": {
             name: number(predicted.get(f"{name}_seconds"))
             for name in ("fetch", "mini_batch", "push", "migrate")
@@ -178,8 +185,13 @@ def _cluster(
     if result is not None and index < len(result.committed.summaries):
         summary = result.committed.summaries[index]
         busy = {stage.host_id: number(stage.busy_ratio, 2) for stage in summary.stages}
+        computing = {
+            stage.host_id: number(stage.times.forward_seconds + stage.times.backward_seconds)
+            for stage in summary.stages
+        }
         told |= {
             "busy": busy,
+            "computing_seconds": computing,
             "steps": summary.local_steps,
             "phases": {
                 name: number(getattr(summary, f"{name}_seconds"))
