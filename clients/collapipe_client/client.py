@@ -1,6 +1,7 @@
 """The Python client: submits jobs, follows their events, and fetches models. It needs no torch."""
 
 import itertools
+import json
 import math
 import shutil
 import tempfile
@@ -53,6 +54,7 @@ from collapipe.v1.scheduler_pb2 import (
     ExplainDecisionRequest,
     ExplainDecisionResponse,
     GetPlansRequest,
+    GetRecordsRequest,
     GetTraceRequest,
     GetTraceResponse,
     HostStatus,
@@ -258,6 +260,18 @@ class CollaPipeClient:
         request = ReplayDecisionRequest(job_id=job_id, round_index=round_index)
         answer: ReplayDecisionResponse = self._call(self._scheduler.ReplayDecision, request)
         return answer
+
+    def records(self, job_id: str) -> Iterator[dict[str, Any]]:
+        """Yields what the scheduler has recorded of a job: the job, then its committed rounds in order.
+
+        Numbers are rounded to four digits. A job with more than 300 rounds has every second one, or fewer, of which each has
+        the key `every`.
+        """
+        request = GetRecordsRequest(job_id=job_id)
+        task = f"send the records of job {job_id}"
+        answers = self._scheduler.GetRecords(request)
+        for answer in self._stream(answers, self._scheduler_name, task):
+            yield json.loads(answer.part_json)
 
     def trace(self, job_id: str, round_index: int) -> Iterator[GetTraceResponse]:
         """Yields what every host did in the last attempt at a round, and which hosts are missing."""
