@@ -11,14 +11,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from collapipe.emulation.emulation_file import Emulation
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
+from collapipe.pretrained_directories import pretrained_directory
 from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.context_commands import context_app
 from collapipe_client.doctor_command import doctor
+from collapipe_client.dry_run import Site, site_elsewhere, site_here
+from collapipe_client.dry_run import dry_run as run_dry
 from collapipe_client.endpoint import (
     Endpoint,
     EndpointOptions,
@@ -55,7 +59,7 @@ from collapipe_client.shape_command import testbed_app
 from collapipe_client.simulate_command import simulate
 from collapipe_client.targets_command import targets
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES
+from collapipe_client.testbed_processes import DEFAULT_DEVICES, Device
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, say_evaluation
@@ -104,6 +108,13 @@ def train(
         ),
     ] = None,
     overwrite: Overwrite = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Start nothing. Check the data, the model and the memory of the devices, and estimate the time.",
+        ),
+    ] = False,
     *,
     testbed_options: LocalTestbedOptions,
     endpoint_options: EndpointOptions,
@@ -116,11 +127,16 @@ def train(
     """
     with exit_codes(as_json), termination_as_interrupt():
         endpoint = find_endpoint(endpoint_options)
-        is_local = endpoint is None or endpoint.testbed is not None
-        job = _load(job_file, preset, settings or [], is_local)
+        job = _load(job_file, preset, settings or [], endpoint)
         if output is not None:
             _check_empty(output, overwrite)
         _check_writable(output or _MODELS)
+        if dry_run:
+            arguments = [each for each in sys.argv[1:] if each != "--dry-run"]
+            site = _site(job, endpoint, testbed_options, endpoint_options.workspace)
+            if not run_dry(job, site, shlex.join(["collapipe", *arguments]), as_json):
+                raise typer.Exit(FAILED)
+            return
         display = make_display(Console(), as_json)
         try:
             with (
@@ -266,14 +282,12 @@ def _is_taken(path: Path) -> bool:
 
 
 def _load(
-    job_file: Path | None, preset: str | None, settings: list[str], is_local: bool
+    job_file: Path | None, preset: str | None, settings: list[str], endpoint: Endpoint | None
 ) -> JobConfig:
-    """Loads a job and checks its data.
-
-    Args:
-        is_local: Whether the services run on this machine, so that this command can read the data.
-    """
-    job = read_job(job_file, preset, settings, is_local=is_local)
+    """Loads a job. Checks its data and its pretrained model, if the services run on this machine."""
+    is_local = endpoint is None or endpoint.testbed is not None
+    devices = endpoint.devices() if endpoint is not None and preset is not None else {}
+    job = read_job(job_file, preset, settings, is_local=is_local, devices=devices)
     check_has_data(job)
     if not is_local:
         return job
@@ -283,6 +297,8 @@ def _load(
     from collapipe.data.cluster_rows import check_data
 
     check_data(job)
+    if job.model.pretrained is not None:
+        pretrained_directory(job.model.pretrained)
     return job
 
 
@@ -301,28 +317,16 @@ def _testbed_for(
                 f"another command trains in {workspace}, and ends its testbed afterwards: follow it with `collapipe watch`, wait "
                 "for it, or give this command a --workspace DIR of its own"
             )
-        if options != LocalTestbedOptions():
-            raise InvalidInputError(
-                "--devices, --device-memory, --device-speed, --emulate and --emulation describe a testbed that "
-                f"`train` starts, but this job uses the scheduler at {endpoint.address}: leave them out, or run "
-                "`collapipe down` first"
-            )
-        if endpoint.testbed is not None:
-            _check_fits(job, [len(cluster) for cluster in endpoint.testbed.shape])
-            if link := Workspace(workspace).page_link():
-                display.note(page_line(link))
+        _check_is_up(job, endpoint, options)
+        if endpoint.testbed is not None and (link := Workspace(workspace).page_link()):
+            display.note(page_line(link))
         with endpoint.client() as client:
             yield client, None
         return
-    counts = options.read_counts(1 + max(job.host_clusters)) or _wanted_devices(
-        job, DEFAULT_DEVICES
-    )
-    _check_fits(job, counts)
-    clusters = options.read_clusters(counts)
-    emulation = options.read_emulation(counts)
+    clusters, emulation = _new_testbed(job, options)
     display.note(
         f"starting a testbed in {workspace}: scheduler, edge server, and clusters of "
-        f"{', '.join(map(str, counts))} devices"
+        f"{', '.join(str(len(cluster)) for cluster in clusters)} devices"
     )
     with (
         LocalTestbed(
@@ -337,6 +341,51 @@ def _testbed_for(
     ):
         display.note(page_line(testbed.workspace.page_link()))
         yield client, testbed
+
+
+def _new_testbed(
+    job: JobConfig, options: LocalTestbedOptions
+) -> tuple[list[list[Device]], Emulation | None]:
+    """Returns the devices of the testbed that is started for a job, and what they emulate."""
+    counts = options.read_counts(1 + max(job.host_clusters))
+    counts = counts or _wanted_devices(job, DEFAULT_DEVICES)
+    _check_fits(job, counts)
+    return options.read_clusters(counts), options.read_emulation(counts)
+
+
+def _check_is_up(job: JobConfig, endpoint: Endpoint, options: LocalTestbedOptions) -> None:
+    """Refuses options of a testbed that is up already, and a job that needs more than it has."""
+    if options != LocalTestbedOptions():
+        raise InvalidInputError(
+            "--devices, --device-memory, --device-speed, --emulate and --emulation describe a testbed that "
+            f"`train` starts, but this job uses the scheduler at {endpoint.address}: leave them out, or run "
+            "`collapipe down` first"
+        )
+    if endpoint.testbed is not None:
+        _check_fits(job, [len(cluster) for cluster in endpoint.testbed.shape])
+
+
+def _site(
+    job: JobConfig, endpoint: Endpoint | None, options: LocalTestbedOptions, workspace: Path
+) -> Site:
+    """Returns where a job would run. Refuses one that would wait for hosts."""
+    if endpoint is None:
+        return site_here(job, *_new_testbed(job, options), is_up=False)
+    _check_is_up(job, endpoint, options)
+    if endpoint.testbed is not None:
+        clusters = [[Device(*device) for device in cluster] for cluster in endpoint.testbed.shape]
+        file = Workspace(workspace).emulation_file
+        emulation = Emulation.read(file) if file.exists() else None
+        return site_here(job, clusters, emulation, is_up=True)
+    memory = endpoint.device_memory()
+    needed = dict(zip(job.host_clusters, map(job.num_devices, range(job.clusters)), strict=True))
+    short = {i: n or 1 for i, n in needed.items() if len(memory.get(i, ())) < (n or 1)}
+    for index, count in short.items():
+        raise InvalidInputError(
+            f"the job {job.name!r} needs {count} devices in cluster {index}, and {len(memory.get(index, ()))} are up there: start "
+            "them, or change `clusters`, `use_clusters` and `devices_per_cluster` of the job with --set"
+        )
+    return site_elsewhere(job, memory)
 
 
 def _check_fits(job: JobConfig, counts: list[int]) -> None:

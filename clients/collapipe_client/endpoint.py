@@ -10,6 +10,7 @@ import typer
 
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security
+from collapipe.v1.scheduler_pb2 import HOST_ROLE_CONTROL_UNIT, HOST_ROLE_DEVICE_AGENT
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import WorkspaceOption
 from collapipe_client.client import CollaPipeClient
@@ -88,6 +89,26 @@ class Endpoint:
     def client(self) -> CollaPipeClient:
         """Opens a client."""
         return CollaPipeClient(self.address, self.security)
+
+    def devices(self) -> dict[int, int]:
+        """Returns the number of devices of each cluster that is up, by its index."""
+        if self.testbed is not None:
+            return {index: len(cluster) for index, cluster in enumerate(self.testbed.shape)}
+        return {index: len(devices) for index, devices in self.device_memory().items()}
+
+    def device_memory(self) -> dict[int, list[int]]:
+        """Returns the memory for training of each device that is up, in bytes, by the index of its cluster. 0 means no limit.
+
+        A cluster without its control unit is left out.
+        """
+        memory: dict[int, list[int]] = {}
+        with self.client() as client:
+            hosts = [status.host for status in client.hosts() if status.alive]
+        owned = {host.cluster_index for host in hosts if host.role == HOST_ROLE_CONTROL_UNIT}
+        for host in hosts:
+            if host.role == HOST_ROLE_DEVICE_AGENT and host.cluster_index in owned:
+                memory.setdefault(host.cluster_index, []).append(host.memory_bytes)
+        return memory
 
 
 def find_endpoint(options: EndpointOptions) -> Endpoint | None:

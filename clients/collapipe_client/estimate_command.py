@@ -57,11 +57,11 @@ def estimate(
             "control_unit": _read_box(control_unit, "--control-unit"),
             "edge_server": _read_box(edge_server, "--edge-server"),
         }
-        answer = _ask(request)
+        answer = ask(request)
         if as_json:
             print_json(answer)
         else:
-            _say(answer)
+            say_estimate(answer)
         if not answer["fits"]:
             raise typer.Exit(FAILED)
 
@@ -79,7 +79,7 @@ def _read_box(text: str | None, option: str) -> dict[str, Any] | None:
     return _document(boxes[0])
 
 
-def _ask(request: dict[str, Any]) -> dict[str, Any]:
+def ask(request: dict[str, Any]) -> dict[str, Any]:
     """Runs the estimate in a process, because it is a part of the scheduler, which clients do not import."""
     done = subprocess.run(
         [sys.executable, "-m", "collapipe.scheduler.estimate"],
@@ -98,7 +98,8 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _say(answer: dict[str, Any]) -> None:
+def say_estimate(answer: dict[str, Any]) -> None:
+    """Prints the answer to a request."""
     for index, cluster in enumerate(answer["clusters"]):
         slices = cluster["num_slices"]
         cut = f" of {slices} slices" if slices > 1 else ""

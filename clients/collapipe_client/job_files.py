@@ -4,9 +4,10 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -14,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from collapipe.errors import InvalidInputError
 from collapipe.job import FAMILIES, JobConfig
 from collapipe.mistakes import did_you_mean, suggest_key
+from collapipe.pretrained_directories import hub_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,9 +107,17 @@ def load_job(path: Path, settings: Sequence[str] = (), *, local: bool = True) ->
 
 
 def read_job(
-    job_file: Path | None, preset: str | None, settings: Sequence[str], *, is_local: bool
+    job_file: Path | None,
+    preset: str | None,
+    settings: Sequence[str],
+    *,
+    is_local: bool,
+    devices: Mapping[int, int] = MappingProxyType({}),
 ) -> JobConfig:
     """Loads the job that a command names: `load_job` or `load_preset`.
+
+    Args:
+        devices: Number of devices of each cluster that is up, by its index. A preset takes its clusters from it.
 
     Raises:
         InvalidInputError: The command names no job or two, or the job is wrong.
@@ -115,7 +125,7 @@ def read_job(
     if job_file is not None and preset is None:
         return load_job(job_file, settings, local=is_local)
     if preset is not None and job_file is None:
-        return load_preset(preset, settings)
+        return load_preset(preset, [*_settings_of(devices, settings), *settings])
     if job_file is not None:
         raise InvalidInputError(
             f"{job_file} is taken as a job file, beside --preset {preset}: leave one out, or put a value with a space in quotes, such "
@@ -124,6 +134,26 @@ def read_job(
     raise InvalidInputError(
         f"give either a job file or --preset {'|'.join(preset_names())}, for example: "
         "collapipe train --preset demo"
+    )
+
+
+def _settings_of(devices: Mapping[int, int], given: Sequence[str]) -> list[str]:
+    """Returns the settings with which a job uses the clusters that are up, unless its user has said which."""
+    values = {key.strip(): value for key, _, value in (each.partition("=") for each in given)}
+    if not devices or values.keys() & {"use_clusters", "devices_per_cluster"}:
+        return []
+    wanted = values.get("clusters", str(len(devices))).strip()
+    indices = sorted(devices)[: int(wanted)] if wanted.isdecimal() else []
+    settings = [
+        f"clusters={len(indices)}",
+        f"devices_per_cluster={[devices[index] for index in indices]}",
+        f"use_clusters={indices}",
+    ]
+    # More clusters than are up are refused later.
+    return (
+        settings[: 3 if indices != list(range(len(indices))) else 2]
+        if wanted == str(len(indices))
+        else []
     )
 
 
@@ -301,6 +331,11 @@ def _absolute_paths(document: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(data, dict) and data.get("source", "files") == "files":
         paths = {key: absolute(data[key]) for key in ("train", "held_out") if data.get(key)}
         document["data"] = {**data, **paths}
-    if isinstance(model, dict) and model.get("pretrained") not in (None, "minilm"):
-        document["model"] = {**model, "pretrained": absolute(model["pretrained"])}
+    if (
+        isinstance(model, dict)
+        and isinstance(pretrained := model.get("pretrained"), str)
+        and pretrained != "minilm"
+        and not hub_name(pretrained, folder)
+    ):
+        document["model"] = {**model, "pretrained": str(folder / Path(pretrained).expanduser())}
     return document

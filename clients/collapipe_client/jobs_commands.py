@@ -1,4 +1,4 @@
-"""`collapipe jobs`: lists, cancels and deletes jobs."""
+"""`collapipe jobs`: lists, compares, cancels and deletes jobs."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from collapipe.errors import InvalidInputError
 from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_CANCELLED,
     JOB_STATE_FAILED,
@@ -19,6 +20,7 @@ from collapipe.v1.scheduler_pb2 import (
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs, need_endpoint
+from collapipe_client.jobs_comparison import compare_jobs, say_comparison
 from collapipe_client.message_json import enum_word, to_document
 from collapipe_client.quantities import say_age
 from collapipe_client.reporting import (
@@ -33,7 +35,7 @@ from collapipe_client.view_state import say_evaluation, say_privacy_loss
 
 _ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 
-jobs_app = typer.Typer(no_args_is_help=True, help="List, show, cancel and delete jobs.")
+jobs_app = typer.Typer(no_args_is_help=True, help="List, show, compare, cancel and delete jobs.")
 
 JobArgument = Annotated[
     str, typer.Argument(help="Id of the job, or its name for the newest job of that name.")
@@ -62,7 +64,10 @@ def _past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeCli
 @jobs_app.command("list")
 @takes_option_groups
 def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
-    """List the jobs, oldest first. Their age counts from when they were submitted. The edge server's disk holds their models."""
+    """List the jobs, oldest first. Their age counts from when they were submitted. The edge server's disk holds their models.
+
+    A scheduler keeps the last 100 jobs that have ended (--keep-jobs), of any size (--keep-jobs-gb) and age (--keep-jobs-days).
+    """
     with _past_jobs(endpoint_options, as_json) as client:
         jobs = client.jobs()
         if as_json:
@@ -113,6 +118,23 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
                 say(f"  {name}: {text}")
 
 
+@jobs_app.command("compare")
+@takes_option_groups
+def compare(jobs: JobArguments, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
+    """Compare jobs: settings that differ, times, bytes, and the loss and metric after equal rounds and equal time."""
+    with _past_jobs(endpoint_options, as_json) as client:
+        found = _find_jobs(client, jobs)
+        if len(found) < 2:
+            raise InvalidInputError(
+                f"{len(found)} job is nothing to compare: name at least 2 jobs; `collapipe jobs list` lists them"
+            )
+        document = compare_jobs(client.records(status.job_id) for status in found)
+        if as_json:
+            print_json(document)
+        else:
+            say_comparison(document)
+
+
 @jobs_app.command("cancel")
 @takes_option_groups
 def cancel(jobs: JobArguments, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
@@ -154,7 +176,10 @@ def prune(
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the oldest of your jobs that have ended, with their models, on all hosts."""
+    """Delete the oldest of your jobs that have ended, with their models, on all hosts.
+
+    Without this command, a scheduler keeps the last 100 of all jobs that have ended, of any size.
+    """
     with _past_jobs(endpoint_options, as_json) as client:
         owners = ("", client.owner)
         ended = [job for job in client.jobs() if job.state in _ENDED and job.owner in owners]

@@ -30,6 +30,16 @@ def predict(
         typer.Argument(help="Texts to answer. Without one, each line of standard input is a text."),
     ] = None,
     *,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Answer the rows of a file of this machine: .jsonl, .csv, .tsv, .parquet, .conll, or .txt with a text a line.",
+        ),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="Column of the texts in --data. Labels are not needed.")
+    ] = "text",
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -56,7 +66,15 @@ def predict(
     If no testbed runs, this command starts one on this machine and ends it afterwards.
     """
     with exit_codes(as_json), termination_as_interrupt():
-        given = texts or [line for line in map(str.strip, sys.stdin) if line]
+        if texts and data:
+            raise InvalidInputError("texts and --data were given: leave one of them out")
+        if data:
+            # The import takes time, and a client need not have the packages that read data.
+            from collapipe.data.texts import read_texts
+
+            given = read_texts(data, column)
+        else:
+            given = texts or [line for line in map(str.strip, sys.stdin) if line]
         if not given:
             raise InvalidInputError(
                 f'no text was given: collapipe predict {job} "a text", or lines on standard input'
@@ -109,9 +127,12 @@ def evaluate(
                     "other_metrics": dict(evaluation.other_metrics),
                     "num_rows": evaluation.num_rows,
                     "num_rounds": evaluation.num_rounds,
+                    "notes": list(evaluation.notes),
                 }
             )
         else:
+            for note in evaluation.notes:
+                complain(note)
             say(say_evaluation(evaluation))
 
 

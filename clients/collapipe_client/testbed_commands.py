@@ -89,8 +89,7 @@ def up(
         else:
             say(
                 f"up: {len(testbed.processes)} processes, scheduler at {testbed.scheduler_address}\n"
-                f"`collapipe train --preset demo --set clusters={len(counts)} --set devices_per_cluster={min(counts)}` "
-                "trains a model, `collapipe status` shows the testbed, `collapipe down` ends it"
+                "`collapipe train --preset demo` trains a model, `collapipe status` shows the testbed, `collapipe down` ends it"
             )
             say(page_line(testbed.workspace.page_link()))
 

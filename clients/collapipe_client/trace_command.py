@@ -17,6 +17,7 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.trace_viewer import show_in_browser
+from collapipe_client.workspace import Workspace
 
 
 @takes_option_groups
@@ -25,7 +26,7 @@ def trace(
     job: JobOption = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Default: ./collapipe-JOB-round-N.pftrace."),
+        typer.Option(metavar="FILE", help="Default: traces/JOB-round-N.pftrace in the workspace."),
     ] = None,
     show: Annotated[
         bool, typer.Option("--open", help="Show the file in the browser, at ui.perfetto.dev.")
@@ -52,7 +53,7 @@ def trace(
                 f"no host has spans of job {job_id}, round {number}, because hosts keep only the last spans, and only "
                 f"while they run: trace a newer round ({'; '.join(missing.values())})"
             )
-        file = output or Path(f"collapipe-{job_id}-round-{number}.pftrace")
+        file = output or _default_file(endpoint_options.workspace, f"{job_id}-round-{number}")
         num_slices = write_trace(file, f"{job_id}, round {number}", hosts)
         uncertainty = max(host.clock_uncertainty_seconds for host in recorded)
         if as_json:
@@ -76,3 +77,11 @@ def trace(
                 complain(f"not in the file: {reason}")
         if show:
             show_in_browser(file, complain)
+
+
+def _default_file(workspace: Path, name: str) -> Path:
+    """Returns the file of a trace in the workspace, which git ignores, and makes its folder."""
+    folder = Workspace(workspace)
+    folder.create()
+    folder.traces.mkdir(exist_ok=True)
+    return workspace / folder.traces.name / f"{name}.pftrace"

@@ -8,6 +8,7 @@
   state/NAME/    state of a service; no command deletes it
   logs/NAME.log  log of a service
   run/NAME.json  addresses of a service; the service writes it when it is ready
+  traces/        what `collapipe trace` has written
 """
 
 import fcntl
@@ -71,6 +72,7 @@ class Workspace:
         self.logs = self.root / "logs"
         self.run = self.root / "run"
         self.state = self.root / "state"
+        self.traces = self.root / "traces"
         self.emulation_file = self.root / "emulation.json"
         self.certificates = LocalCertificates(self.root / "certificates")
         self._record_file = self.root / "testbed.json"

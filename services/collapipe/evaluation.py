@@ -5,7 +5,7 @@ metric is that of all rows together, however they are divided. This module impor
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,9 @@ LABELS, LABEL_SQUARES = "predicted_labels", "predicted_label_squares"
 """The sums of the numbers of all predicted classes, and of their squares."""
 BLEU_ORDERS = range(1, 5)
 """Lengths of the n-grams that BLEU counts."""
+
+_NAMED = 8
+"""Most labels that a note names."""
 
 Sums = Mapping[str, float]
 """Counts and sums by name. They differ by task, and those of several clusters are added."""
@@ -66,6 +69,27 @@ def _is_one_answer(kind: str, sums: Sums) -> bool:
     if kind != "classification" or LABEL_SQUARES not in sums or sums["right"] == sums[ROWS]:
         return False
     return int(sums[ROWS]) * int(sums[LABEL_SQUARES]) == int(sums[LABELS]) ** 2
+
+
+def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
+    """Names the labels of held-out rows that no training row has; "" if there are none.
+
+    Args:
+        places: The file and line of the first held-out row with each label.
+        labels: The labels of the job.
+    """
+    unknown = [f"{label} ({places[label]})" for label in sorted(places.keys() - set(labels))]
+    if not unknown:
+        return ""
+    return (
+        f"warning: no training row has the label {say_some(unknown)}. Held-out rows with it count as errors: correct them, or add "
+        "training rows with the label"
+    )
+
+
+def say_some(names: Sequence[str]) -> str:
+    """Writes a list of names, of which a long one is cut."""
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def _accuracy(sums: Sums) -> dict[str, float]:

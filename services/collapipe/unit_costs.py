@@ -33,8 +33,10 @@ class ModelCosts(_Counted):
     """Blocks of a layer."""
     frozen_memory_share: float = 1.0
     """Memory of a block's frozen weights, divided by their bytes: less than 1 if hosts quantise them."""
+    flops_per_second: float | None = None
+    """Operations that this machine computes in a second with one thread, timed on a block of the model. `None` if not timed."""
     notes: tuple[str, ...] = ()
-    """What was assumed, because the data of the job is not here."""
+    """What the data of the job is, or what was assumed because it is not here."""
 
 
 def activation_bytes(hidden_size: int, max_length: int, value_bytes: int = 4) -> int:

@@ -1,6 +1,7 @@
 """Tests of jobs that run at the same time, because they share no cluster, and of those that wait for them."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,10 @@ def test_job_waits_for_its_clusters_and_is_not_overtaken_by_jobs_that_want_them(
     for job_id, blocker in ((both, first), (last, both)):
         status = wait_until(client, job_id, lambda status: bool(status.message))
         assert status.state == JOB_STATE_QUEUED
-        assert status.message == f"waits for job {blocker} to end"
+        assert status.message.startswith(f"waits for job {blocker} of client:")
+        assert re.search(
+            r" to end \(\d+ of \d+ rounds are committed, .* (left|yet)\)$", status.message
+        )
     client.cancel(first)
     for job_id in (both, last):
         assert wait_until(client, job_id, lambda s: False).state == JOB_STATE_SUCCEEDED

@@ -69,5 +69,11 @@ def test_host_that_reads_no_rows_checks_the_pretrained_directory_only(root: Path
         check(job(model={"pretrained": "/etc"}), root, cluster_index=None)
 
 
+def test_a_model_in_the_cache_of_the_hub_is_allowed(root: Path) -> None:
+    check(job(model={"pretrained": "org/model"}), root)
+    with pytest.raises(NotPermittedError, match=r"^model.pretrained names org/../../secret"):
+        check(job(model={"pretrained": "org/../../secret"}), root)
+
+
 def test_without_a_data_root_every_file_is_allowed(root: Path) -> None:
     check_job_files(job(data={"train": "/etc/passwd"}), None, None, 0)

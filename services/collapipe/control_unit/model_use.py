@@ -8,7 +8,7 @@ from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
-from collapipe.evaluation import make_evaluation
+from collapipe.evaluation import make_evaluation, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
@@ -108,7 +108,10 @@ class ModelUse:
         size = max(1, self._job.training.mini_batch // request.plan.num_micro_batches)
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
         sums = self._task.sums(predictions)
-        return make_evaluation(self._task.kind, sums, request.attempt.round_index)
+        evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
+        unknown = say_unknown_labels(self._task.held_out_labels, request.labels)
+        evaluation.notes.extend([unknown] * bool(unknown))
+        return evaluation
 
     def _label(self, emit: Emit) -> None:
         inputs = [self._task.inputs(question) for question in self._questions]

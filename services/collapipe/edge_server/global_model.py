@@ -26,11 +26,11 @@ from collapipe.models import (
     divide_state,
     initial_model,
     join_model,
-    pretrained_directory,
     quantisation_library,
     save_lora,
     split_state,
 )
+from collapipe.pretrained_directories import hub_name, pretrained_directory
 from collapipe.tasks import parse_vocabulary, write_tokenizer_files
 from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_cache import BlobCache
@@ -452,7 +452,7 @@ def _put_checked(blob: TensorBlob, store: BlobStore) -> None:
 
 
 def _adapter_base(adapter: ModelAdapter, model: ModelConfig) -> str | None:
-    """Returns the directory of the pretrained model to which an adapter of the job can be added.
+    """Returns the directory of the pretrained model to which an adapter of the job can be added, or its name on the hub.
 
     `None` if there is none, or if the model with the adapter would not be the trained one.
     """
@@ -460,12 +460,15 @@ def _adapter_base(adapter: ModelAdapter, model: ModelConfig) -> str | None:
         return None
     if changes_embeddings(adapter.build_on_meta()[0]):
         return None
-    return str(pretrained_directory(model.pretrained).resolve())
+    return hub_name(model.pretrained) or str(pretrained_directory(model.pretrained).resolve())
 
 
 def _directory_name(model: ModelConfig) -> str:
     """Returns the name by which hosts may have the pretrained directory, too. Empty for random weights."""
-    return "" if model.pretrained is None else pretrained_directory(model.pretrained).resolve().name
+    if model.pretrained is None:
+        return ""
+    path = hub_name(model.pretrained) or pretrained_directory(model.pretrained).resolve()
+    return Path(path).name
 
 
 def _without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:

@@ -14,12 +14,16 @@ class Box(StrictModel):
     """Name or short name of a device profile."""
     memory_bytes: int | None = Field(default=None, gt=0)
     """Memory that training may use. `None` means that of the profile."""
+    flops_per_second: float | None = Field(default=None, gt=0)
+    """Operations of training per second. `None` means those of the profile."""
     link: LinkValues = LinkValues()
     """Its link to the network that all boxes share."""
 
     @property
     def device(self) -> DeviceProfile:
-        return device_profile(self.profile)
+        profile = device_profile(self.profile)
+        flops = self.flops_per_second or profile.flops_per_second
+        return profile.model_copy(update={"flops_per_second": flops})
 
     @property
     def training_bytes(self) -> int:

@@ -16,7 +16,6 @@ from collapipe.models.key_values import KeyValues as KeyValues
 from collapipe.models.lora import changes_embeddings as changes_embeddings
 from collapipe.models.lora import frozen_names as frozen_names
 from collapipe.models.pretrained import initial_model as initial_model
-from collapipe.models.pretrained import pretrained_directory as pretrained_directory
 from collapipe.models.pretrained import read_frozen as read_frozen
 from collapipe.models.quantised_layers import is_quantised as is_quantised
 from collapipe.models.quantised_layers import load_quantised as load_quantised

@@ -10,7 +10,7 @@ from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig
 from collapipe.mistakes import suggest_key
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.families import adapter_class_for
-from collapipe.models.pretrained import pretrained_directory
+from collapipe.pretrained_directories import pretrained_directory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

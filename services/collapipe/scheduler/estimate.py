@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -61,6 +62,7 @@ class Estimator:
         """
         request, job = self._request, self._request.job
         self._count_models([request])
+        request = self._request = _with_speeds(request, self._model_costs(job).flops_per_second)
         problem = self._problem(request)
         notes = self._model_costs(job).notes
         asked, given = job.num_devices(0), len(request.devices)
@@ -239,7 +241,7 @@ def _plans(problem: RoundProblem, job: JobConfig) -> RoundPlan:
     return decide_round(problem, schedule.strategy, segments=schedule.segments).plans
 
 
-def count_in_process(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
+def count_in_process(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelCosts | None]:
     """Counts the units of jobs in a process with torch: see `count_jobs` in `collapipe.stage_runtime.unit_counts`.
 
     Raises:
@@ -247,6 +249,7 @@ def count_in_process(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
         CollapipeError: The process failed.
     """
     command = [sys.executable, "-m", "collapipe.stage_runtime.unit_counts"]
+    command += ["--timed"] * timed
     documents = json.dumps([job.model_dump(mode="json", exclude_unset=True) for job in jobs])
     done = subprocess.run(command, input=documents, capture_output=True, text=True)
     if done.returncode == 2:
@@ -259,6 +262,7 @@ def count_in_process(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
 def _boxes(request: Request) -> tuple[dict[str, Box], JobHosts]:
     """Returns the box of each host, and the hosts as they would register."""
     boxes: dict[str, Box] = {}
+    ends = _LAPTOP.model_copy(update={"flops_per_second": request.end_flops_per_second})
 
     def host(host_id: str, role: Any, box: Box, memory_bytes: int) -> scheduler_pb2.Host:
         boxes[host_id] = box
@@ -267,7 +271,7 @@ def _boxes(request: Request) -> tuple[dict[str, Box], JobHosts]:
         )
 
     def other(host_id: str, role: Any, box: Box | None) -> scheduler_pb2.Host:
-        return host(host_id, role, box or _LAPTOP, box.training_bytes if box else 0)
+        return host(host_id, role, box or ends, box.training_bytes if box else 0)
 
     clusters = tuple(
         ClusterHosts(
@@ -280,6 +284,18 @@ def _boxes(request: Request) -> tuple[dict[str, Box], JobHosts]:
         for index in range(request.job.clusters)
     )
     return boxes, JobHosts(other("edge-server", EDGE_SERVER, request.edge_server), clusters)
+
+
+def _with_speeds(request: Request, flops_per_second: float | None) -> Request:
+    """Gives boxes that are processes of this machine the speed that was timed on it."""
+    if request.core_share is None or flops_per_second is None:
+        return request
+    speed = {"flops_per_second": request.core_share * flops_per_second}
+    devices = tuple(
+        box if box.flops_per_second else box.model_copy(update=speed) for box in request.devices
+    )
+    ends = {"end_flops_per_second": speed["flops_per_second"]}
+    return request.model_copy(update={"devices": devices, **ends})
 
 
 def _link(sender: Box, receiver: Box) -> LinkKnowledge:
@@ -330,7 +346,8 @@ def _main() -> int:
     """Returns 2 if the request cannot be used. The reason is then on stderr."""
     try:
         request = Request.model_validate_json(sys.stdin.read())
-        print(Estimator(request, count_in_process).estimate().model_dump_json())
+        count = partial(count_in_process, timed=request.core_share is not None)
+        print(Estimator(request, count).estimate().model_dump_json())
     except (CollapipeError, ValidationError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -22,6 +22,11 @@ class Request(_Document):
     control_unit: Box | None = None
     """`None` stands for a laptop that gives no memory to blocks."""
     edge_server: Box | None = None
+    end_flops_per_second: float | None = None
+    """Speed of those laptops. `None` means that of the profile."""
+    core_share: float | None = None
+    """Set if the hosts are processes of this machine: the share of a core that each has. Boxes without `flops_per_second` then
+    have the speed that is timed here."""
 
 
 class HostEstimate(_Document):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.evaluation import say_some, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls
@@ -23,9 +24,6 @@ from collapipe.v1 import (
 )
 
 logger = logging.getLogger(__name__)
-
-_NAMED_LABELS = 8
-"""Most labels that a note names."""
 
 
 @dataclass(frozen=True)
@@ -183,17 +181,13 @@ def describe_data(
         num_rows = num_held_out + sum(data.num_rows for data in loaded)
         known, measured = _classes(job, labels), _classes(job, places)
         missing = sorted(known - measured)
-        rest = f"; none of them has {len(missing)} of the {len(known)} labels: {_some(missing)}"
+        rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
         notes.append(
             f"data.held_out is not set: {num_held_out} of {num_rows} rows are held out to measure the model (the hash of a text chooses "
             f"about {HELD_OUT_SHARE:.0%}){rest if missing else ''}"
         )
-    unknown = sorted(places.keys() - set(labels))
-    if unknown:
-        notes.append(
-            f"warning: no training row has the label {_some([f'{label} ({places[label]})' for label in unknown])}. Held-out rows with it "
-            "count as errors: correct them, or add training rows with the label"
-        )
+    if unknown := say_unknown_labels(places, labels):
+        notes.append(unknown)
     return notes
 
 
@@ -202,10 +196,6 @@ def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:
     if job.task.kind == "ner":
         return {label[2:] for label in labels if label != "O"}
     return set(labels)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED_LABELS]) + (", ..." if len(names) > _NAMED_LABELS else "")
 
 
 def _in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:

@@ -42,6 +42,7 @@ from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.retries import Retries
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
+from collapipe.scheduler.web.job_values import WatchedJob
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import scheduler_pb2
 
@@ -121,8 +122,13 @@ class JobRunner:
     def description(self) -> str:
         """What others wait for, in words."""
         num_rounds = self._job.training.rounds
-        committed = self._progress.document.num_rounds_committed
-        return f"job {self.job_id} to end ({committed} of {num_rounds} rounds are committed)"
+        document = self._progress.document
+        whose = f" of {document.owner}" if document.owner else ""
+        left = WatchedJob.of(document, self._events).say_left()
+        return (
+            f"job {self.job_id}{whose} to end ({document.num_rounds_committed} of {num_rounds} rounds are committed"
+            + f", {left})"
+        )
 
     def run(self) -> None:
         """Runs the job until it ends or `stop` is called. The document then holds the outcome, or the job is queued again."""

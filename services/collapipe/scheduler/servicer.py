@@ -57,6 +57,9 @@ _RELEASE_SECONDS = 5.0
 """How long a deletion waits until nothing uses the job."""
 
 
+_QUEUE_SECONDS = 10.0
+"""How often a queued job says anew what it waits for."""
+
 _MOST_NAMED = 3
 """How many of those for which a queued job waits its status names."""
 
@@ -429,7 +432,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                         self._start(turn.entry)
                     elif isinstance(turn.entry, JobRunner):
                         turn.entry.say_waiting(_behind(turn))
-                self._changed.wait()
+                # What a job waits for also says how long that still takes.
+                self._changed.wait(_QUEUE_SECONDS if self._queue else None)
 
     def _start(self, entry: JobRunner | ModelUse) -> None:
         self._queue.remove(entry)
@@ -475,13 +479,10 @@ def _behind(turn: Turn[JobRunner | ModelUse]) -> str:
         return "waits until the job has gone back to an earlier commit"
     if turn.entry.host_clusters.isdisjoint(turn.ahead[0].host_clusters):
         return f"waits until one of the {len(turn.ahead)} that run ends, because --jobs-at-once allows no more"
-    names = [
-        f"{'job' if isinstance(one, JobRunner) else 'a use of the model of job'} {one.job_id}"
-        for one in turn.ahead[:_MOST_NAMED]
-    ]
+    names = [one.description for one in turn.ahead[:_MOST_NAMED]]
     if more := len(turn.ahead) - len(names):
         names.append(f"{more} more")
-    return f"waits for {', '.join(names)} to end"
+    return f"waits for {', for '.join(names)}"
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Counts what the units of a job's model cost. No weight needs memory for that.
 
 `python -m collapipe.stage_runtime.unit_counts` reads jobs with the same data as a JSON list, and writes a list of `ModelCosts`.
+With `--timed`, it also times this machine on the model of the first job.
 Programs without torch, such as the scheduler, run it as a process. The units are those that hosts would build. So the numbers hold for every family,
 with LoRA and with half blocks.
 """
 
 import json
+import statistics
 import sys
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe.evaluation import say_unknown_labels
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -23,9 +26,10 @@ from collapipe.models import (
     create_config_json,
     divide_state,
     frozen_names,
-    pretrained_directory,
 )
-from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side
+from collapipe.pretrained_directories import pretrained_directory
+from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side, profile_block
+from collapipe.stage_runtime.compute_device import ComputeDevice
 from collapipe.stage_runtime.operation_counts import StageWork
 from collapipe.tasks import load_task, make_vocabulary, parse_vocabulary, read_vocabulary
 from collapipe.unit_costs import ModelCosts, UnitCost
@@ -34,11 +38,12 @@ from collapipe.weights.tensor_blob import TensorBlob
 _ASSUMED_LABELS = ("first", "second")
 
 
-def count_jobs(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
+def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelCosts | None]:
     """Counts the units of each job's model. The data gives labels and vocabulary, if it is on this machine.
 
     Args:
         jobs: They differ in their models only, and have the vocabulary of the first.
+        timed: Whether to time this machine, too, on the model of the first job.
 
     Returns:
         `None` for a job after the first whose model cannot be made.
@@ -50,7 +55,7 @@ def count_jobs(jobs: Sequence[JobConfig]) -> list[ModelCosts | None]:
     costs: list[ModelCosts | None] = []
     for job in jobs:
         try:
-            costs.append(_count_job(job, labels, tokenizer, notes))
+            costs.append(_count_job(job, labels, tokenizer, notes, timed=timed and job is jobs[0]))
         except InvalidInputError:
             if job is jobs[0]:
                 raise
@@ -64,7 +69,17 @@ def _labels_and_tokenizer(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[s
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
         labels = sorted({label for task in (first, *others) for label in task.labels})
-        return labels, parse_vocabulary(first.vocabulary), ()
+        tasks = (first, *others)
+        num_rows = sum(task.num_rows for task in tasks)
+        num_held_out = sum(task.num_held_out_rows for task in tasks)
+        places = {label: place for task in tasks for label, place in task.held_out_labels.items()}
+        notes = [
+            f"{num_rows} training rows, {num_held_out} held-out rows"
+            + f", {len(labels)} labels" * bool(labels)
+        ]
+        if unknown := say_unknown_labels(places, labels):
+            notes.append(unknown)
+        return labels, parse_vocabulary(first.vocabulary), tuple(notes)
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
     tokenizer = _tokenizer_without_data(job)
     note = (
@@ -75,12 +90,25 @@ def _labels_and_tokenizer(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[s
 
 
 def _count_job(
-    job: JobConfig, labels: Sequence[str], tokenizer: Tokenizer, notes: tuple[str, ...]
+    job: JobConfig,
+    labels: Sequence[str],
+    tokenizer: Tokenizer,
+    notes: tuple[str, ...],
+    *,
+    timed: bool,
 ) -> ModelCosts:
     config_json = create_config_json(job.model, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
+    units = tuple(count_units(adapter, job.task))
+    flops_per_second = None
+    if timed:
+        size = job.training.mini_batch // job.schedule.num_micro_batches
+        profile = profile_block(adapter, ComputeDevice(), [size], job.task.max_length)
+        flops = statistics.mean(unit.flops for unit in units[1:-1])
+        flops_per_second = flops / profile.seconds_per_sample
     return ModelCosts(
-        units=tuple(count_units(adapter, job.task)),
+        units=units,
+        flops_per_second=flops_per_second,
         hidden_size=adapter.config.hidden_size,
         period=adapter.period,
         frozen_memory_share=adapter.frozen_memory_share,
@@ -164,7 +192,8 @@ def _main() -> int:
     torch.set_num_threads(1)
     jobs = [JobConfig.from_dict(document, "the job") for document in json.load(sys.stdin)]
     try:
-        print(json.dumps([costs and costs.model_dump() for costs in count_jobs(jobs)]))
+        counted = count_jobs(jobs, timed="--timed" in sys.argv)
+        print(json.dumps([costs and costs.model_dump() for costs in counted]))
     except CollapipeError as error:
         print(error, file=sys.stderr)
         return 2

@@ -8,7 +8,8 @@ from collapipe.data.rows import Row
 from collapipe.data.sources import open_file
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
-from collapipe.models import adapter_class_for, pretrained_directory
+from collapipe.models import adapter_class_for
+from collapipe.pretrained_directories import pretrained_directory
 from collapipe.tasks.causal_lm import CausalLanguageModel
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.instruction import InstructionFollowing
@@ -64,7 +65,7 @@ def load_task_for_use(
             files. Its rows are held out.
 
     Raises:
-        InvalidInputError: A row of the file is wrong, or has another label. The message names the file and the line.
+        InvalidInputError: A row of the file is wrong. The message names the file and the line.
     """
     held_out: list[Row] = []
     if evaluated is not None:
@@ -75,7 +76,6 @@ def load_task_for_use(
     name = evaluated[0] if evaluated else "texts"
     task = _make_task(job, NoMoreRows(name), NewRows([], held_out, 0), vocabulary)
     task.set_labels(labels)
-    task.refuse_unknown_labels()
     return task
 
 

@@ -128,10 +128,6 @@ class Task(ABC, Generic[E]):
             self._check_labels([example.row for example in self._train], label_ids)
             self._label_ids = label_ids
 
-    def refuse_unknown_labels(self) -> None:
-        """Raises `InvalidInputError` if a held-out row has a label that the job has not."""
-        self._check_labels([example.row for example in self._held_out], self._known_labels())
-
     def refresh(self) -> int:
         """Reads rows that were appended to the cluster's files, and returns the number of training rows.
 

@@ -73,7 +73,7 @@ class EvaluationSums(_message.Message):
     def __init__(self, sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics", "one_answer")
+    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics", "one_answer", "notes")
     class OtherMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -87,13 +87,15 @@ class Evaluation(_message.Message):
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     OTHER_METRICS_FIELD_NUMBER: _ClassVar[int]
     ONE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     metric: str
     value: float
     num_rows: int
     other_metrics: _containers.ScalarMap[str, float]
     one_answer: bool
-    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ..., one_answer: bool = ...) -> None: ...
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ..., one_answer: bool = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
     __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched", "local_steps")

@@ -47,6 +47,7 @@ class FakeServices(
         self.evaluated = b""
         self.watched: list[scheduler_pb2.WatchJobRequest] = []
         self.traced: list[scheduler_pb2.GetTraceRequest] = []
+        self.records: dict[str, list[scheduler_pb2.GetRecordsResponse]] = {}
 
     def ListHosts(self, request, context):  # type: ignore[no-untyped-def]
         return scheduler_pb2.ListHostsResponse(hosts=self.hosts)
@@ -62,6 +63,9 @@ class FakeServices(
         self.watched.append(request)
         yield from self.events
         self.after_events()
+
+    def GetRecords(self, request, context):  # type: ignore[no-untyped-def]
+        yield from self.records[request.job_id]
 
     def CancelJob(self, request, context):  # type: ignore[no-untyped-def]
         self.cancelled.append(request.job_id)

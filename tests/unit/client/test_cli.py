@@ -230,9 +230,9 @@ def test_up_status_and_down_start_show_and_end_a_testbed(behaviours: dict[str, s
     up = json.loads(result.stdout)
     assert [p["alive"] for p in up["testbed"]["processes"]] == [True] * 4
     again = _RUNNER.invoke(app, ["up"])  # takes the shape of the running testbed, not the default
-    assert again.exit_code == 0 and "devices_per_cluster=1" in again.stdout, again.output
+    assert again.exit_code == 0 and "up: 4 processes" in again.stdout, again.output
 
-    job = ["train", "--preset", "demo"]
+    job = ["train", "--preset", "demo", "--set", "devices_per_cluster=3"]
     assert "the testbed has 1 clusters of 1 devices" in _RUNNER.invoke(app, job).stderr
     assert "leave them out" in _RUNNER.invoke(app, [*job, "--devices", "3"]).stderr
 

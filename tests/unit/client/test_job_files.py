@@ -11,6 +11,7 @@ from collapipe_client.job_files import (
     load_preset,
     parse_setting,
     preset_names,
+    read_job,
     with_local_paths,
 )
 
@@ -181,3 +182,36 @@ def test_slices_that_cannot_be_are_refused(changes: dict[str, Any], message: str
         document[section][name] = value
     with pytest.raises(InvalidInputError, match=message):
         JobConfig.from_dict(document, "job.toml")
+
+
+def test_a_model_of_the_hub_keeps_its_name_unless_there_is_such_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for given, expected in (
+        ("bert-base-uncased", "bert-base-uncased"),
+        ("org/model", "org/model"),
+        ("mine", str(tmp_path / "mine")),
+        ("./other", str(tmp_path / "other")),
+    ):
+        job = with_local_paths(load_preset("demo", [f"model.pretrained={given}"]))
+        assert job.model.pretrained == expected
+
+
+@pytest.mark.parametrize(
+    ("up", "given", "clusters", "devices", "used"),
+    [
+        ({0: 2}, [], 1, [2], None),
+        ({0: 2, 1: 4}, ["clusters=1"], 1, [2], None),
+        ({0: 1, 2: 3}, [], 2, [1, 3], [0, 2]),
+        ({0: 2}, ["devices_per_cluster=1"], 2, 1, None),
+        ({0: 2}, ["clusters=3"], 3, 3, None),
+        ({}, [], 2, 3, None),
+    ],
+)
+def test_a_preset_takes_the_clusters_that_are_up_unless_its_user_says_which(
+    up: dict[int, int], given: list[str], clusters: int, devices: Any, used: list[int] | None
+) -> None:
+    job = read_job(None, "demo", given, is_local=True, devices=up)
+    assert (job.clusters, job.devices_per_cluster, job.use_clusters) == (clusters, devices, used)

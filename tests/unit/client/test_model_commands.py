@@ -92,6 +92,35 @@ def test_evaluate_sends_the_files_and_prints_the_metrics(
     assert (document["metric"], document["value"], document["num_rows"]) == ("bleu", 12.5, 7)
 
 
+def test_evaluate_tells_notes_about_the_rows(two_answers: FakeServices, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,label\na,b\n", encoding="utf-8")
+    evaluation = Evaluation(metric="accuracy", value=0.5, num_rows=2, notes=["a label is unknown"])
+    two_answers.outputs = [ModelOutput(evaluation=evaluation)]
+    line = ("evaluate", "demo", "--data", str(tmp_path / "rows.csv"))
+    assert run(two_answers, *line).stderr == "a label is unknown\n"
+    assert json.loads(run(two_answers, *line, "--json").stdout)["notes"] == ["a label is unknown"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("rows.csv", 'text,label\n"one, or",x\ntwo,y\n', []),
+        ("rows.tsv", "id\tbody\n1\tone, or\n2\ttwo\n", ["--column", "body"]),
+        ("rows.jsonl", '{"text": "one, or"}\n{"text": "two"}\n', []),
+        ("rows.txt", "one, or\n\ntwo\n", []),
+        ("rows.conll", "one,\tO\nor\tO\n\ntwo\tB-x\n", []),
+    ],
+)
+def test_rows_of_a_file_are_texts_and_need_no_labels(
+    two_answers: FakeServices, tmp_path: Path, name: str, content: str, options: list[str]
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    result = run(two_answers, "predict", "demo", "--data", str(tmp_path / name), *options)
+    assert result.stdout == "ab\nxy\n", result.output
+    [start] = two_answers.uses
+    assert list(start.use.prediction.texts) == ["one, or", "two"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +128,9 @@ def test_evaluate_sends_the_files_and_prints_the_metrics(
         (["predict", "demo", "text", "--temperature", "inf"], "the temperature is inf"),
         (["predict", "demo"], "no text was given"),
         (["predict", "other", "text"], "knows no job 'other'"),
+        (["predict", "demo", "text", "--data", "a.csv"], "leave one of them out"),
+        (["predict", "demo", "--data", "nowhere.csv"], "nowhere.csv does not exist"),
+        (["predict", "demo", "--data", __file__], "this file format is not supported"),
     ],
 )
 def test_bad_input_exits_2(two_answers: FakeServices, arguments: list[str], message: str) -> None:

@@ -42,11 +42,12 @@ def test_last_round_of_the_newest_job_is_traced_and_missing_hosts_are_named(
     assert result.exit_code == 0, result.output
     assert one_job.traced == [GetTraceRequest(job_id="job-1", round_index=1)]
     assert result.stdout.splitlines() == [
-        "4 slices of 2 hosts in collapipe-job-1-round-2.pftrace",
+        "4 slices of 2 hosts in .collapipe/traces/job-1-round-2.pftrace",
         "the clock of each host agrees with that of the scheduler within 4.2 ms",
     ]
     assert result.stderr == "not in the file: device-0-1 sends no heartbeats\n"
-    read = read_trace(tmp_path / "collapipe-job-1-round-2.pftrace")
+    assert (tmp_path / ".collapipe" / ".gitignore").read_text() == "*\n"
+    read = read_trace(tmp_path / ".collapipe" / "traces" / "job-1-round-2.pftrace")
     assert len(read.slices) == 4
     assert read.attributes["missing device-0-1"] == "device-0-1 sends no heartbeats"
 

@@ -29,9 +29,9 @@ from collapipe.models import (
     create_config_json,
     initial_model,
     join_model,
-    pretrained_directory,
     split_state,
 )
+from collapipe.pretrained_directories import hub_name, pretrained_directory
 
 MakeAdapter = Callable[..., ModelAdapter]
 
@@ -278,3 +278,33 @@ def test_tokenizer_that_is_too_large_is_refused(
     model = ModelConfig(family="bert", pretrained=directory)
     with pytest.raises(InvalidInputError, match="tokenizer has 41 tokens, but the model only 40"):
         create_config_json(model, TaskConfig(kind="ner", max_length=12), ["a", "b"], larger)
+
+
+def test_model_of_the_hub_is_found_in_the_local_cache_without_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was used"))
+    for name in ("bert-base-uncased", "org/model"):
+        with pytest.raises(InvalidInputError, match=rf"cache of the hub .*hf download {name}"):
+            pretrained_directory(name)
+        stored = tmp_path / "cache" / f"models--{name.replace('/', '--')}"
+        snapshot = stored / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        (stored / "refs").mkdir()
+        (stored / "refs" / "main").write_text("abc")
+        for file in ("config.json", "model.safetensors", "tokenizer.json"):
+            (snapshot / file).touch()
+        assert pretrained_directory(name) == snapshot
+
+
+def test_a_directory_is_preferred_to_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    assert hub_name("org/model") is None
+    assert hub_name("org/other") == "org/other"
+    for path in ("minilm", "/org/model", "./model", "../model", "org/../model", "~/model", "a/b/c"):
+        assert hub_name(path) is None, path

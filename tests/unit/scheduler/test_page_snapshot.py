@@ -239,6 +239,25 @@ def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("round_seconds", "words"),
+    [
+        ([], "time left not known yet"),
+        ([5.0], "less than 1 min left"),
+        ([100.0], "about 15 min left"),
+        ([3600.0], "about 9 h left"),
+    ],
+)
+def test_time_left_is_told_in_words(world: World, round_seconds: list[float], words: str) -> None:
+    document = world.submit(rounds=10)
+    for seconds in round_seconds:
+        world.publish(document, round_started=RoundStarted(round_index=0))
+        world.publish(document, round_committed=RoundCommitted(num_rounds=1, round_seconds=seconds))
+        document.num_rounds_committed += 1
+    log = world.logs[document.job_id]
+    assert job_values.WatchedJob.of(document, log).say_left() == words
+
+
 def test_before_the_first_commit_the_end_is_that_of_the_plan(world: World) -> None:
     document = world.submit(rounds=2)
     begin_round(world, document, hosts())

@@ -69,11 +69,17 @@ def test_error_in_an_evaluated_file_names_it_as_the_client_does(
     stored.write_text("\n".join(rows), encoding="utf-8")
     job = make_job("classification", {"train": "gone"}, model={"family": "bert"})
     vocabulary = make_vocabulary([WORDS], 300, "bert")
-    with pytest.raises(InvalidInputError, match=r"^mine\.jsonl:2: label 'wet' is not one of"):
+    for labels in (
+        ["cold"],
+        ["cold", "wet"],
+    ):  # An unknown label counts as an error, as in training.
+        task = load_task_for_use(job, vocabulary, labels, ("mine.jsonl", [stored]))
+        assert (task.num_rows, task.num_held_out_rows) == (0, 2)
+        assert task.score([torch.tensor([0, 0])]) == {"accuracy": 0.5}
+        assert task.held_out_labels["wet"] == "mine.jsonl:2"
+    stored.write_text(rows[0] + "\n{}", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=r"^mine\.jsonl:2: "):
         load_task_for_use(job, vocabulary, ["cold"], ("mine.jsonl", [stored]))
-    task = load_task_for_use(job, vocabulary, ["cold", "wet"], ("mine.jsonl", [stored]))
-    assert (task.num_rows, task.num_held_out_rows) == (0, 2)
-    assert task.score([torch.tensor([0, 0])]) == {"accuracy": 0.5}
     stored.write_text("", encoding="utf-8")
     with pytest.raises(InvalidInputError, match=r"^mine\.jsonl: has no rows"):
         load_task_for_use(job, vocabulary, ["cold"], ("mine.jsonl", [stored]))

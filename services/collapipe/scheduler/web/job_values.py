@@ -1,10 +1,12 @@
 """What the page shows of jobs: their state, when they end, and what has happened in them."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import Event, EventLog
@@ -83,6 +85,18 @@ class WatchedJob:
             },
             "ends_by": "the last rounds" if self.round_seconds else "the plan",
         }
+
+    def say_left(self) -> str:
+        """Says in words how long the job still takes, if that is known from its rounds."""
+        if self.started is None or not self.round_seconds:
+            return "time left not known yet"
+        ends: Any = self.end(math.nan)["ends"]
+        minutes = max(ends["middle"] - time.time(), 0.0) / 60
+        if minutes < 1:
+            return "less than 1 min left"
+        return (
+            f"about {minutes:.0f} min left" if minutes < 90 else f"about {minutes / 60:.0f} h left"
+        )
 
     def detail(self) -> Value:
         """Tells of the present round and of the last events."""

@@ -1,0 +1,156 @@
+"""`collapipe train --dry-run`: whether a job would work, and how long it would take. No service starts."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from collapipe.emulation.boxes import Box
+from collapipe.emulation.device_profiles import device_profile
+from collapipe.emulation.emulation_file import Emulation
+from collapipe.job import JobConfig
+from collapipe_client.estimate_command import ask, say_estimate
+from collapipe_client.quantities import say_age
+from collapipe_client.reporting import print_json, say
+from collapipe_client.testbed_processes import Device, device_name
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a job would run.
+
+    Args:
+        clusters: The devices of each cluster of the job.
+        is_here: Whether the hosts are processes of this machine.
+        num_new: How many processes would have to start.
+        notes: What the estimate leaves out.
+    """
+
+    clusters: Sequence[Sequence[Box]]
+    is_here: bool
+    num_new: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def site_here(
+    job: JobConfig,
+    clusters: Sequence[Sequence[Device]],
+    emulation: Emulation | None,
+    *,
+    is_up: bool,
+) -> Site:
+    """Describes a local testbed.
+
+    Args:
+        clusters: Those of the testbed.
+        is_up: Whether its processes run already.
+    """
+    emulation = emulation or Emulation()
+    free = psutil.virtual_memory().available
+
+    def box(cluster: int, number: int, device: Device) -> Box:
+        memory = device.memory_bytes or None
+        emulated = emulation.devices.get(device_name(cluster, number))
+        if emulated is None:
+            return Box(profile="laptop", memory_bytes=memory or free)
+        slowdown = emulated.slowdown * emulation.time_scale
+        flops = device_profile(emulated.profile).flops_per_second / slowdown
+        return Box(profile=emulated.profile, memory_bytes=memory, flops_per_second=flops)
+
+    boxes = [
+        [box(cluster, number, device) for number, device in enumerate(clusters[cluster])]
+        for cluster in job.host_clusters
+    ]
+    num_new = 0 if is_up else 2 + sum(1 + len(cluster) for cluster in clusters)
+    links = ("the emulated links are left out",) if emulation.links or emulation.radios else ()
+    return Site(_used(job, boxes), is_here=True, num_new=num_new, notes=links)
+
+
+def site_elsewhere(job: JobConfig, memory: dict[int, list[int]]) -> Site:
+    """Describes a deployment.
+
+    Args:
+        memory: The memory of the devices of each cluster, in bytes. 0 means no limit.
+    """
+    boxes = [
+        [Box(profile="laptop", memory_bytes=limit or None) for limit in memory[cluster]]
+        for cluster in job.host_clusters
+    ]
+    note = "the times are those of laptops with fast links, because nothing is measured before a job: the plan of its first round knows more"
+    return Site(_used(job, boxes), is_here=False, notes=(note,))
+
+
+def _used(job: JobConfig, clusters: list[list[Box]]) -> list[list[Box]]:
+    return [cluster[: job.num_devices(index)] for index, cluster in enumerate(clusters)]
+
+
+def dry_run(job: JobConfig, site: Site, command: str, as_json: bool) -> bool:
+    """Estimates a job, and prints the result. Returns whether it would run.
+
+    Args:
+        command: What starts the job.
+
+    Raises:
+        InvalidInputError: The data or the model cannot be used.
+    """
+    # Hosts of one machine share its cores.
+    num_devices = sum(map(len, site.clusters))
+    share = min(1.0, len(os.sched_getaffinity(0)) / num_devices) if site.is_here else None
+    document = job.model_dump(mode="json", exclude_unset=True) | {"devices_per_cluster": None}
+    answers: dict[tuple[Box, ...], dict[str, Any]] = {}
+    for cluster in map(tuple, site.clusters):
+        if cluster not in answers:
+            boxes = [box.model_dump(mode="json") for box in cluster]
+            answers[cluster] = ask({"job": document, "devices": boxes, "core_share": share})
+    estimates = [answers[tuple(cluster)]["clusters"][0] for cluster in site.clusters]
+    needed = _memory_of_all(estimates, site.num_new)
+    free = psutil.virtual_memory().available if site.is_here else None
+    fits = all(answer["fits"] for answer in answers.values()) and (free is None or needed <= free)
+    round_seconds = max(each["round_seconds"] for each in estimates)
+    first = max(each["first_fetch_seconds"] for each in estimates)
+    job_seconds = first + job.training.rounds * round_seconds
+    if as_json:
+        print_json(
+            {
+                "event": "dry_run",
+                "fits": fits,
+                "round_seconds": round_seconds,
+                "job_seconds": job_seconds,
+                "memory_bytes": needed,
+                "free_bytes": free,
+                "estimates": list(answers.values()),
+                "notes": list(site.notes),
+                "command": command,
+            }
+        )
+        return fits
+    for cluster, answer in answers.items():
+        if len(answers) > 1:
+            listed = [i for i, each in enumerate(site.clusters) if tuple(each) == cluster]
+            say(f"for cluster {', '.join(map(str, listed))}:")
+        say_estimate(answer | {"clusters": answer["clusters"][:1]})
+    for note in site.notes:
+        say(f"note: {note}")
+    say(
+        f"a round takes about {say_age(max(1, round_seconds))}, and the {job.training.rounds} rounds about "
+        f"{say_age(max(1, job_seconds))}, without the preparation and the evaluations"
+    )
+    if free is not None:
+        say(
+            f"all processes together need about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB of this machine are free"
+            + ": use fewer devices, or a smaller model" * (needed > free)
+        )
+    say(f"nothing was started. Train with:\n  {command}" if fits else "the job would fail")
+    return fits
+
+
+def _memory_of_all(estimates: Sequence[dict[str, Any]], num_new: int) -> float:
+    """Returns the memory that training takes on all hosts, and that of processes that would have to start, in bytes."""
+    *_, edge_server = estimates[0][
+        "hosts"
+    ]  # It is the last host of each cluster, with the heads of all.
+    others = [host for each in estimates for host in each["hosts"][:-1]]
+    training = sum(host["needed_bytes"] for host in (*others, edge_server))
+    return float(training + num_new * edge_server["process_bytes"])

@@ -1,0 +1,26 @@
+"""The texts of a file that a trained model is to answer."""
+
+from pathlib import Path
+
+from collapipe.data.sources import ConllFile, RowSource, open_file
+from collapipe.errors import InvalidInputError
+from collapipe.job import DataConfig
+
+
+def read_texts(path: Path, column: str) -> list[str]:
+    """Reads the texts of a column, or the lines of a .txt file, or the sentences of a .conll file. Blank ones are left out.
+
+    Raises:
+        InvalidInputError: The file cannot be read, a row is wrong, or there is no text.
+    """
+    if not path.exists():
+        raise InvalidInputError(f"{path} does not exist: give a file of this machine")
+    source: RowSource
+    if path.suffix.lower() == ".conll":
+        source = ConllFile(str(path))
+    else:  # Rows of this kind need no labels.
+        source = open_file(str(path), "causal_lm", DataConfig(text_column=column))
+    texts = [row.texts[0].strip() for row in source.read()]
+    if not any(texts):
+        raise InvalidInputError(f"{path} has no text: put at least 1 in it")
+    return [text for text in texts if text]

@@ -1,0 +1,98 @@
+"""`collapipe jobs compare`: what jobs reached after equal rounds and equal time."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from collapipe.v1.scheduler_pb2 import GetRecordsResponse, JobStatus
+from collapipe_client.cli import app
+from collapipe_client.jobs_comparison import compare_jobs
+
+from .conftest import FakeServices
+
+
+def record(
+    name: str, rate: float, seconds: list[float], losses: list[float], metrics: dict[int, float]
+) -> list[dict[str, Any]]:
+    """Returns the parts of a job with so many rounds. `metrics` has the accuracy after a round."""
+    job = {
+        "id": f"{name}-1",
+        "name": name,
+        "state": "succeeded",
+        "committed": len(seconds),
+        "evaluation": {"metric": "accuracy", "value": 0.5},
+        "settings": {"name": name, "clusters": 1, "training": {"learning_rate": rate}},
+    }
+    pipeline = [{"id": host} for host in ("control-unit-0", "device-0-0", "edge-server")]
+    cluster = {"pipeline": pipeline, "pushed_bytes": 3_000_000, "fetched_bytes": 1_000_000}
+    rounds = [
+        {
+            "round": number,
+            "every": 1,
+            "seconds": taken,
+            "predicted_seconds": 1.0,
+            "samples_per_second": 8.0,
+            "losses": [loss + 1, None, loss - 1],
+            "metrics": {"accuracy": metrics[number]} if number in metrics else {},
+            "clusters": [cluster],
+        }
+        for number, (taken, loss) in enumerate(zip(seconds, losses, strict=True), start=1)
+    ]
+    return [job, *rounds]
+
+
+SLOW = record("slow", 1e-4, [10.0, 20.0], [5.0, 4.0], {2: 0.4})
+FAST = record("fast", 1e-3, [4.0, 5.0, 6.0, 7.0], [5.0, 3.0, 2.0, 1.0], {1: 0.2, 3: 0.6})
+
+
+def test_losses_and_metrics_are_those_after_equal_rounds_and_after_equal_time() -> None:
+    document = compare_jobs([SLOW, FAST])
+    assert document["at_rounds"] == [
+        {"round": 1, "loss": [5.0, 5.0], "metric": [None, 0.2]},
+        {"round": 2, "loss": [4.0, 3.0], "metric": [0.4, 0.2]},
+    ]
+    # The fast job has ended after 22 s, and the slow one has committed only its first round by then.
+    assert document["at_seconds"] == {"seconds": 22.0, "loss": [5.0, 1.0], "metric": [None, 0.6]}
+    assert document["settings"] == {"training.learning_rate": [1e-4, 1e-3]}
+    slow, fast = document["jobs"]
+    assert (slow["round_seconds"], fast["round_seconds"]) == (15.0, 5.5)
+    assert slow["devices"] == ["device-0-0"] and slow["weights_bytes_of_a_round"] == 4_000_000
+
+
+def test_a_job_without_rounds_can_be_compared() -> None:
+    document = compare_jobs([record("none", 1e-4, [], [], {}), FAST])
+    assert document["at_rounds"] == []
+    assert document["at_seconds"] == {"seconds": 0.0, "loss": [None, None], "metric": [None, None]}
+    assert document["jobs"][0]["round_seconds"] is None
+
+
+@pytest.fixture
+def remote(fake: FakeServices) -> list[str]:
+    fake.jobs = [JobStatus(job_id=f"{name}-1", name=name) for name in ("slow", "fast")]
+    fake.records = {
+        parts[0]["id"]: [GetRecordsResponse(part_json=json.dumps(part)) for part in parts]
+        for parts in (SLOW, FAST)
+    }
+    return ["--scheduler", fake.address, "--insecure"]
+
+
+def test_command_prints_a_table_that_fits_80_columns(remote: list[str]) -> None:
+    result = CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", *remote])
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["slow-1", "fast-1"] in lines
+    assert ["seconds", "of", "a", "round", "15", "5.5"] in lines
+    assert ["loss", "after", "22", "s", "5", "1"] in lines
+    assert ["training.learning_rate", "0.0001", "0.001"] in lines
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    document = json.loads(
+        CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", "--json", *remote]).stdout
+    )
+    assert document == compare_jobs([SLOW, FAST])
+
+
+def test_one_job_is_nothing_to_compare(remote: list[str]) -> None:
+    result = CliRunner().invoke(app, ["jobs", "compare", "slow", "slow-1", *remote])
+    assert result.exit_code == 2 and "name at least 2 jobs" in result.stderr
