@@ -16,9 +16,7 @@ context_app = typer.Typer(
     no_args_is_help=True, help="Name the deployments that other commands talk to."
 )
 
-Name = Annotated[
-    str, typer.Argument(help="Name of the context.", autocompletion=context_names)
-]
+Name = Annotated[str, typer.Argument(help="Name of the context.", autocompletion=context_names)]
 
 
 @context_app.command("add")

@@ -16,7 +16,9 @@ _COLLAPIPE = "import sys; sys.argv[0] = 'collapipe'; from collapipe_client.cli i
 def environment(tmp_path: Path) -> dict[str, str]:
     """Puts the command `collapipe` on the path, and makes two jobs and a context."""
     for job in ("questions-1a2b", "quick-3c4d"):
-        (tmp_path / "work" / ".collapipe" / "state" / "scheduler" / "jobs" / job).mkdir(parents=True)
+        (tmp_path / "work" / ".collapipe" / "state" / "scheduler" / "jobs" / job).mkdir(
+            parents=True
+        )
     (tmp_path / "collapipe").mkdir()
     contexts = {"used": "", "by_name": {"lab": {"scheduler": "lab:7100", "insecure": True}}}
     (tmp_path / "collapipe" / "contexts.json").write_text(json.dumps(contexts))
@@ -33,38 +35,38 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("collapipe contex", ["context"]),
-        ("collapipe jobs show que", ["questions", "questions-1a2b"]),
-        ("collapipe trace --job quick-", ["quick-3c4d"]),
-        ("collapipe jobs list --workspace other --jso", ["--json"]),
-        ("collapipe jobs show --workspace other q", []),
-        ("collapipe context use ", ["lab"]),
-        ("collapipe train --preset cl", ["classification"]),
-    ],
-)
-def test_bash_completes(
-    environment: dict[str, str], tmp_path: Path, typed: str, expected: list[str]
-) -> None:
-    words = " ".join(shlex.quote(word) for word in typed.split(" "))
-    script = f"""
+_TYPED = {
+    "collapipe contex": ["context"],
+    "collapipe jobs show que": ["questions", "questions-1a2b"],
+    "collapipe trace --job quick-": ["quick-3c4d"],
+    "collapipe jobs list --workspace other --jso": ["--json"],
+    "collapipe jobs show --workspace other q": [],
+    "collapipe context use ": ["lab"],
+    "collapipe train --preset cl": ["classification"],
+}
+
+
+def test_bash_completes(environment: dict[str, str], tmp_path: Path) -> None:
+    lines = [
+        f"COMP_WORDS=({' '.join(map(shlex.quote, typed.split(' ')))}); complete" for typed in _TYPED
+    ]
+    script = """
     eval "$(collapipe --show-completion)" || exit 1
-    COMP_WORDS=({words})
-    COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-    _collapipe_completion collapipe
-    printf '%s\\n' "${{COMPREPLY[@]}}"
+    complete() {
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        _collapipe_completion collapipe
+        echo "${COMPREPLY[*]}"
+    }
     """
     answer = subprocess.run(
-        ["bash", "-c", script],
+        ["bash", "-c", "\n".join([script, *lines])],
         cwd=tmp_path / "work",
         env=environment,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert answer.stdout.split() == expected
+    assert [line.split() for line in answer.stdout.splitlines()] == list(_TYPED.values())
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
