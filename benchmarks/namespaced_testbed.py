@@ -36,6 +36,8 @@ def isolate(module: str) -> None:
 class NamespacedTestbed(LocalTestbed):
     """A testbed with one namespace for each service. Use it in `with`."""
 
+    forks_hosts = False  # Each process is started in its namespace.
+
     def __init__(self, clusters: Clusters, workspace: Path) -> None:
         super().__init__(clusters, workspace)
         self._addresses = {

@@ -19,6 +19,7 @@ from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.completion import job_names
 from collapipe_client.context_commands import context_app
 from collapipe_client.doctor_command import doctor
 from collapipe_client.dry_run import Site, site_elsewhere, site_here
@@ -70,7 +71,6 @@ if os.environ.get("COLUMNS") == "0":
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Train Transformer models on devices that are too small to hold them.",
 )
@@ -168,7 +168,11 @@ def train(
 
 JobOrNewest = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="Id or name of the job. Default: the newest one."),
+    typer.Argument(
+        metavar="[JOB]",
+        help="Id or name of the job. Default: the newest one.",
+        autocompletion=job_names,
+    ),
 ]
 
 

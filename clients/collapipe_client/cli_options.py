@@ -17,7 +17,11 @@ WorkspaceOption = Annotated[
 ]
 JobFile = Annotated[Path | None, typer.Argument(metavar="JOB.toml", show_default=False)]
 Preset = Annotated[
-    str | None, typer.Option(help=f"A preset instead of a file: {', '.join(preset_names())}.")
+    str | None,
+    typer.Option(
+        help=f"A preset instead of a file: {', '.join(preset_names())}.",
+        autocompletion=lambda incomplete: [n for n in preset_names() if n.startswith(incomplete)],
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

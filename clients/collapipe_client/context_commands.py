@@ -7,6 +7,7 @@ from rich.console import Console
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson, takes_option_groups
+from collapipe_client.completion import context_names
 from collapipe_client.contexts import Context, contexts_document, read_contexts, write_contexts
 from collapipe_client.endpoint import EndpointOptions, find_endpoint
 from collapipe_client.reporting import exit_codes, plain_table, print_json, say
@@ -15,7 +16,7 @@ context_app = typer.Typer(
     no_args_is_help=True, help="Name the deployments that other commands talk to."
 )
 
-Name = Annotated[str, typer.Argument(help="Name of the context.")]
+Name = Annotated[str, typer.Argument(help="Name of the context.", autocompletion=context_names)]
 
 
 @context_app.command("add")
@@ -53,7 +54,12 @@ def add(name: Name, endpoint_options: EndpointOptions, as_json: AsJson = False) 
 @context_app.command("use")
 def use(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="Without it: the local testbed.")
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Without it: the local testbed.",
+            autocompletion=context_names,
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:

@@ -14,6 +14,7 @@ from collapipe.v1.scheduler_pb2 import HOST_ROLE_CONTROL_UNIT, HOST_ROLE_DEVICE_
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import WorkspaceOption
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.completion import context_names
 from collapipe_client.contexts import Context, read_contexts
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import last_lines
@@ -68,6 +69,7 @@ class EndpointOptions:
             metavar="NAME",
             envvar="COLLAPIPE_CONTEXT",
             help="Use the deployment that `collapipe context add` has kept under this name.",
+            autocompletion=context_names,
         ),
     ] = ""
     workspace: WorkspaceOption = DEFAULT_ROOT

@@ -19,6 +19,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.completion import job_names
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs, need_endpoint
 from collapipe_client.jobs_comparison import compare_jobs, say_comparison
 from collapipe_client.message_json import enum_word, to_document
@@ -38,12 +39,18 @@ _ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 jobs_app = typer.Typer(no_args_is_help=True, help="List, show, compare, cancel and delete jobs.")
 
 JobArgument = Annotated[
-    str, typer.Argument(help="Id of the job, or its name for the newest job of that name.")
+    str,
+    typer.Argument(
+        help="Id of the job, or its name for the newest job of that name.",
+        autocompletion=job_names,
+    ),
 ]
 JobArguments = Annotated[
     list[str],
     typer.Argument(
-        metavar="JOB...", help="Id of a job, or its name for the newest job of that name."
+        metavar="JOB...",
+        help="Id of a job, or its name for the newest job of that name.",
+        autocompletion=job_names,
     ),
 ]
 

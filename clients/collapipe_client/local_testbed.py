@@ -1,10 +1,11 @@
 """Runs a whole CollaPipe on this machine: every service is a process, and all traffic stays on loopback.
 
-The scheduler starts first, because all other services need its address. The others start at the same time,
-because each needs seconds to import torch. The workspace records every process before this process waits for
+The scheduler starts first, because all other services need its address. Meanwhile, one process imports torch, and then
+forks all others. The workspace records every process before this process waits for
 it. So a later command can end the processes even if this one is killed.
 """
 
+import os
 import subprocess
 import threading
 import time
@@ -26,6 +27,7 @@ from collapipe.errors import CollapipeError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
 from collapipe_client.addresses import read_address
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.forking import ForkedProcess, ForkServer
 from collapipe_client.processes import (
     GRACE,
     ProcessRecord,
@@ -59,6 +61,8 @@ _RENEWAL_SECONDS = 30.0
 """Short, because a certificate may expire while the machine sleeps."""
 _METRICS_SECONDS = 10.0
 _EVERY_ADDRESS = ("0.0.0.0", "::")
+_FEWEST_FORKS = 3
+"""Fewer hosts are started one by one: importing the code of all hosts takes longer than importing that of a host."""
 
 
 class LocalTestbed:
@@ -94,6 +98,9 @@ class LocalTestbed:
         serving: Receives how many processes serve, and how many there are, while they start. Without it, `progress` is told.
     """
 
+    forks_hosts = True
+    """Whether hosts that start together are forks of one process."""
+
     def __init__(
         self,
         clusters: Clusters,
@@ -124,7 +131,8 @@ class LocalTestbed:
         self._progress = progress or (lambda message: None)
         self._serving = serving
         self._stopping = threading.Event()
-        self._popen: dict[str, subprocess.Popen[bytes]] = {}
+        self._popen: dict[str, subprocess.Popen[bytes] | ForkedProcess] = {}
+        self._fork_server: ForkServer | None = None
         self._owned = ExitStack()
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
         self._record = WorkspaceRecord(detached, shape, insecure=insecure)
@@ -205,8 +213,10 @@ class LocalTestbed:
             owned.enter_context(self.workspace.locked())
             self._take_over()
             before = self._record
-            self._issue_certificates()
             missing = [name for name in self._services if not self._is_alive(name)]
+            owned.callback(self._close_fork_server)
+            self._open_fork_server(missing)
+            self._issue_certificates()
             try:
                 self._start_together([name for name in missing if name == SCHEDULER])
                 self._start_together([name for name in missing if name != SCHEDULER])
@@ -235,6 +245,7 @@ class LocalTestbed:
         devices = expand_clusters(clusters)
         added = {s.name: s for s in services(devices) if s.name not in self._services}
         self._services = self._services | added  # another thread may read it
+        self._open_fork_server(list(added))
         self._issue_certificates()
         shape = [[(d.memory_bytes, d.speed) for d in cluster] for cluster in devices]
         self._record = replace(self._record, shape=shape)
@@ -363,6 +374,16 @@ class LocalTestbed:
                     self._progress(f"the certificates of the testbed are not renewed: {error}")
                 told = str(error)
 
+    def _open_fork_server(self, names: Sequence[str]) -> None:
+        if self.forks_hosts and len({*names} - {SCHEDULER}) >= _FEWEST_FORKS:
+            self._close_fork_server()
+            log = self.workspace.log_file("fork-server")
+            self._fork_server = ForkServer(log, self._start_seconds)
+
+    def _close_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.close()
+
     def _start_together(self, names: Sequence[str]) -> None:
         for name in names:
             self._spawn(self._services[name])
@@ -383,6 +404,9 @@ class LocalTestbed:
         listen = self._address_of(service.name)
         self.workspace.ready_file(service.name).unlink(missing_ok=True)
         emulation_file = self.workspace.emulation_file
+        server = None if is_scheduler else self._fork_server
+        if server is not None and not server.is_alive:
+            server = None
         line = command(
             service,
             self.workspace,
@@ -390,19 +414,27 @@ class LocalTestbed:
             listen=listen,
             scheduler_address=None if is_scheduler else self.scheduler_address,
             emulation_file=emulation_file if emulation_file.exists() else None,
-            exit_with_parent=not self._detached,
+            parent=None if self._detached else server.pid if server else os.getpid(),
         )
+        line = self._command_line(service.name, listen, line)
+        log_file = self.workspace.log_file(service.name)
         # The log of a process that is started again still says why it has ended.
-        with open(self.workspace.log_file(service.name), "ab" if known else "wb") as log:
-            popen = subprocess.Popen(
-                self._command_line(service.name, listen, line),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C in the terminal reaches only this process, which then ends the others in order.
-                start_new_session=True,
-                env=child_environment(),
-            )
+        append = known is not None
+        popen: subprocess.Popen[bytes] | ForkedProcess
+        if server is not None:
+            module, *arguments = line[line.index("-m") + 1 :]
+            popen = server.fork(module, arguments, log_file, append=append)
+        else:
+            with open(log_file, "ab" if append else "wb") as log:
+                popen = subprocess.Popen(
+                    line,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # Ctrl-C in the terminal reaches only this process, which then ends the others in order.
+                    start_new_session=True,
+                    env=child_environment(),
+                )
         self._popen[service.name] = popen
         self._write(ProcessRecord(service.name, popen.pid, start_seconds(popen.pid)))
 
@@ -435,7 +467,7 @@ class LocalTestbed:
                     pid = popen.pid
                     self._write(ProcessRecord(name, pid, start_seconds(pid), address))
                     waiting.remove(name)
-                elif popen.poll() is not None:
+                elif not self._is_alive(name):
                     raise PeerLostError(
                         name, f"the testbed did not start: {self.describe_loss(name)}"
                     )
@@ -462,8 +494,8 @@ class LocalTestbed:
 
     def _is_alive(self, name: str) -> bool:
         popen = self._popen.get(name)
-        if popen is not None:
-            return popen.poll() is None
+        if popen is not None and popen.poll() is not None:
+            return False
         process = self._record.process(name)
         return process is not None and process.alive
 

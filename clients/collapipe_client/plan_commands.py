@@ -15,6 +15,7 @@ from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import JobStatus
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import CollaPipeClient
+from collapipe_client.completion import job_names
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs
 from collapipe_client.message_json import to_document
 from collapipe_client.plan_tables import ClusterTable, RoundRecord, link_limits, read_decision
@@ -37,7 +38,13 @@ RoundNumber = Annotated[
     typer.Argument(metavar="[ROUND]", min=1, help="From 1. Default: the last committed round."),
 ]
 JobOption = Annotated[
-    str | None, typer.Option("--job", metavar="JOB", help="Id or name. Default: the newest job.")
+    str | None,
+    typer.Option(
+        "--job",
+        metavar="JOB",
+        help="Id or name. Default: the newest job.",
+        autocompletion=job_names,
+    ),
 ]
 
 

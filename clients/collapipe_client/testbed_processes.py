@@ -1,6 +1,5 @@
 """Lists the processes of a local testbed, and builds their command lines."""
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -120,7 +119,7 @@ def command(
     listen: str = LOOPBACK,
     scheduler_address: str | None = None,
     emulation_file: Path | None = None,
-    exit_with_parent: bool = True,
+    parent: int | None = None,
 ) -> list[str]:
     """Builds the command line of a service.
 
@@ -128,7 +127,7 @@ def command(
         security_options: The flags that say how it authenticates itself.
         scheduler_address: `None` for the scheduler itself.
         emulation_file: `None` for no emulation.
-        exit_with_parent: Whether the service ends when this process ends.
+        parent: The pid of its parent, with which the service ends; `None` if it goes on.
     """
     line = [sys.executable, "-m", service.module, "--host-id", service.name]
     line += [*security_options, "--listen", listen]
@@ -139,6 +138,6 @@ def command(
     if emulation_file is not None:
         line += ["--emulation", str(emulation_file)]
     line += ["--state-dir", str(workspace.state_dir(service.name))]
-    if exit_with_parent:
-        line += ["--exit-with-parent", str(os.getpid())]
+    if parent is not None:
+        line += ["--exit-with-parent", str(parent)]
     return [*line, *service.options]

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import sysconfig
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,8 @@ _LEFT_OUT = ("idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages
 _MIN_WORDS = 4
 _NUM_PACKAGES = 16
 _MAX_WORDS_OF_PROMPT = 40
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_PARTS_WITH_STATEMENTS = ("body", "cases", "handlers", "orelse", "finalbody")
 
 
 def load_docstrings() -> list[Row]:
@@ -57,8 +59,12 @@ def _docstrings(path: Path, relative: Path) -> Iterator[Row]:
     except SyntaxError:
         return  # The library contains samples of bad syntax.
     label = relative.parts[0].removesuffix(".py")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+    nodes: deque[ast.AST] = deque([tree])
+    while nodes:  # The order of `ast.walk`, without expressions, which are most nodes.
+        node = nodes.popleft()
+        for part in _PARTS_WITH_STATEMENTS:
+            nodes.extend(getattr(node, part, ()))
+        if isinstance(node, _WITH_DOCSTRING):
             words = (ast.get_docstring(node) or "").split()
             if len(words) >= _MIN_WORDS:
                 yield Row(str(path), getattr(node, "lineno", 1), (" ".join(words),), (label,))

@@ -176,4 +176,5 @@ def behaviours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str
         return [sys.executable, "-S", str(script), behaviour, *real[3:]]
 
     monkeypatch.setattr(local_testbed, "command", command)
+    monkeypatch.setattr(local_testbed.LocalTestbed, "forks_hosts", False)
     return chosen

@@ -176,7 +176,13 @@ def test_docstring_example_trains(
 def test_command_lines_have_the_flags_that_each_service_needs(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     lines = {
-        service.name: command(service, workspace, ["--insecure"], scheduler_address="127.0.0.1:7")
+        service.name: command(
+            service,
+            workspace,
+            ["--insecure"],
+            scheduler_address="127.0.0.1:7",
+            parent=os.getpid(),
+        )
         for service in services([[Device(memory_bytes=5, speed=2.5)]])
     }
     device = " ".join(lines["device-0-0"])
