@@ -7,6 +7,9 @@ A message says what was wrong, the value, the limit and the remedy. `collapipe.r
 class CollapipeError(Exception):
     """Base class of every expected failure."""
 
+    cluster_index: int | None = None
+    """The cluster of the job whose result cannot be committed, if the edge server says so."""
+
 
 class InvalidInputError(CollapipeError):
     """A file, a job or a request is wrong."""
@@ -39,6 +42,18 @@ class PeerLostError(CollapipeError):
     def __init__(self, host_id: str, message: str) -> None:
         super().__init__(message)
         self.host_id = host_id
+
+
+class PeerFaultyError(PeerLostError):
+    """Another process answers, but with what cannot be true, or without progress.
+
+    Args:
+        refuses: Whether it says that the request is wrong, so that it would refuse every repetition, too.
+    """
+
+    def __init__(self, host_id: str, message: str, *, refuses: bool = False) -> None:
+        super().__init__(host_id, message)
+        self.refuses = refuses
 
 
 class AttemptFailedError(CollapipeError):

@@ -327,11 +327,11 @@ class ScheduleConfig(DecisionParameters):
     """How long a job waits for its hosts to register."""
     round_deadline_seconds: float = Field(default=0.0, ge=0, le=1e7)
     """When this time has passed since the first cluster began to train in a round, and `min_clusters` clusters have ended it,
-    the others are late. 0 means that every round waits for all clusters. A cluster that fails is not late: its round is tried
-    again."""
+    the others are late. 0 means that no cluster is ever late."""
     min_clusters: int = Field(default=0, ge=0)
     """Clusters that must have ended a round before others are late. With fewer, the round waits for more. 0 means all
-    clusters, so that no cluster is ever late."""
+    clusters, so that no cluster is ever late. By the rule `leave_out`, a round also goes on without a cluster whose control unit gives
+    wrong answers, refuses its round or makes no progress, and without one that fails again and again, if so many others are left."""
     late_clusters: Literal["leave_out", "end_early"] = "leave_out"
     """What becomes of late clusters. `leave_out` drops what they have trained in this round, and commits it at once; hosts then
     keep their optimizer states twice while they train. `end_early` lets each of them end the mini-batch that it trains, and
@@ -554,8 +554,10 @@ class JobConfig(Section):
 
     @property
     def may_leave_out_clusters(self) -> bool:
-        """Whether a round may be committed without its late clusters."""
-        return self.has_deadline and self.schedule.late_clusters == "leave_out"
+        """Whether a round may be committed without clusters that are late or fail."""
+        schedule = self.schedule
+        is_enough = 0 < schedule.min_clusters < self.clusters
+        return is_enough and schedule.late_clusters == "leave_out"
 
     @property
     def reveal_threshold(self) -> int:

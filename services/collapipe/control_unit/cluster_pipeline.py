@@ -70,6 +70,8 @@ class ClusterPipeline:
             )
             for stage in self._stages
         ]
+        self.num_predictions = 0
+        """Micro-batches that were evaluated so far."""
         self._pending_scale = 0.0
         self._micro_batches_under_way = False
         self._stall_detector = StallDetector(job.schedule.silence_seconds)
@@ -164,7 +166,12 @@ class ClusterPipeline:
         """Returns the predictions for each micro-batch, in order."""
         self._phase = "evaluating"
         predictions: list[Tensor] = []
-        self._take_prediction = lambda frame: predictions.append(frame.tensors["predictions"])
+
+        def take(frame: Frame) -> None:
+            predictions.append(frame.tensors["predictions"])
+            self.num_predictions = len(predictions)
+
+        self._take_prediction = take
         command = stage_pb2.RunEvaluation(
             num_micro_batches=len(micro_batches),
             has_labels=any(LABELS in micro_batch.tensors for micro_batch in micro_batches),
@@ -325,6 +332,10 @@ class ClusterPipeline:
     def stage_reports(self) -> list[job_pb2.StageReport]:
         """Returns the times of each stage since the beginning of the attempt."""
         return self._reports
+
+    def moved_bytes(self) -> int:
+        """Returns the bytes of weights and optimizer states that the stages have fetched and pushed so far."""
+        return self._local.moved_bytes + sum(r.progress.moved_bytes for r in self._remotes)
 
     def waiting_for(self) -> str:
         """Returns what every stage waits for, in words; empty while some stage computes and is not slow."""

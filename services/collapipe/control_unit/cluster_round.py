@@ -106,8 +106,17 @@ class ClusterRound:
             waiting_for=self._pipeline.waiting_for(),
             candidate_copied=self._has_copy(),
             training_began=started is not None,
+            moved_bytes=self._pipeline.moved_bytes()
+            + (self._copy.copied_bytes if self._copy is not None else 0),
+            evaluated_rows=self._pipeline.num_predictions * self._evaluated_together,
         )
         return control_unit_pb2.RunRoundResponse(progress=progress)
+
+    @property
+    def _evaluated_together(self) -> int:
+        """Held-out rows in a micro-batch."""
+        plan = self._request.plan
+        return max(1, self._job.training.mini_batch // plan.num_micro_batches)
 
     def _has_copy(self) -> bool:
         return self._copy is not None and self._copy.is_complete
@@ -234,8 +243,7 @@ class ClusterRound:
     def _evaluate(self) -> job_pb2.EvaluationSums:
         if not self._task.num_held_out_rows:
             return job_pb2.EvaluationSums()
-        size = max(1, self._job.training.mini_batch // self._request.plan.num_micro_batches)
-        batches = self._task.held_out_micro_batches(size)
+        batches = self._task.held_out_micro_batches(self._evaluated_together)
         # All held-out rows of an instruction task may be too long.
         predictions = self._pipeline.evaluate(batches) if batches else []
         sums = self._task.sums(predictions)

@@ -38,6 +38,7 @@ class MomentCopy:
     ) -> None:
         self.candidate = candidate
         self.is_complete = False
+        self.copied_bytes = 0
         self._stages = stages
         self._edge_address = edge_address
         self._resources = resources
@@ -87,5 +88,13 @@ class MomentCopy:
             self._store.put(digest, resources.find_blob(digest).read(), is_checked=True)
         else:
             store_blob(
-                self._store, resources.channels, digest, [stage.address], self._silence_seconds
+                self._store,
+                resources.channels,
+                digest,
+                [stage.address],
+                self._silence_seconds,
+                self._count,
             )
+
+    def _count(self, num_bytes: int) -> None:
+        self.copied_bytes += num_bytes

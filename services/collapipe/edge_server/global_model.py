@@ -440,11 +440,13 @@ def _check_changes(
     """Raises `CorruptDataError` if a cluster has changed a unit far more than any cluster did in an earlier round."""
     for cluster, change in zip(clusters, average.changes, strict=True):
         if unit.largest_change and change > _MOST_GROWTH * unit.largest_change:
-            raise CorruptDataError(
+            error = CorruptDataError(
                 f"cluster {cluster.cluster_index} changed unit {unit.unit_index} by {change:.3g}, but no earlier round by more "
                 f"than {unit.largest_change:.3g} (limit: {_MOST_GROWTH:g} times that): a device computes wrongly, or training "
                 "diverged; lower training.learning_rate, or leave the device out"
             )
+            error.cluster_index = cluster.cluster_index
+            raise error
 
 
 def _put_checked(blob: TensorBlob, store: BlobStore) -> None:

@@ -26,6 +26,7 @@ class Push:
     """The weights of one unit of one cluster, as far as they have arrived."""
 
     attempt: plan_pb2.Attempt
+    cluster_index: int
     path: Path
     file: BinaryIO
     total_bytes: int

@@ -127,7 +127,13 @@ class PushedUnits:
                 path = self._directory / f"cluster-{unit.cluster_index}-unit-{unit.unit_index}"
                 file = open(path, "wb")  # noqa: SIM115  # `_end` or `_forget` closes it.
                 push = self._pushes[key] = Push(
-                    unit.attempt, path, file, unit.total_bytes, unit.num_samples, base_path
+                    unit.attempt,
+                    unit.cluster_index,
+                    path,
+                    file,
+                    unit.total_bytes,
+                    unit.num_samples,
+                    base_path,
                 )
             announced = unit.total_bytes, unit.num_samples, base_path
             if (push.total_bytes, push.num_samples, push.base_path) != announced:
@@ -159,11 +165,14 @@ class PushedUnits:
         def not_pushed(
             cluster: plan_pb2.ClusterState, state: plan_pb2.UnitState
         ) -> WrongStateError:
-            return WrongStateError(
+            error = WrongStateError(
                 f"unit {state.unit_index} of cluster {cluster.cluster_index} with digest "
                 f"{state.weights_digest} and {cluster.num_samples} samples was not pushed by round "
                 f"{attempt.round_index}, attempt {attempt.attempt}: run the round again"
             )
+            # After a restart of the edge server, no cluster has pushed anything.
+            error.cluster_index = cluster.cluster_index if self._pushes else None
+            return error
 
         self._check_unmasking(clusters, unmasking)
         with self._lock:

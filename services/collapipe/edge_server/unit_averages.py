@@ -20,7 +20,7 @@ from collapipe.aggregation import (
 )
 from collapipe.documents import name_full_disk
 from collapipe.edge_server.push_stream import Push
-from collapipe.errors import CorruptDataError
+from collapipe.errors import CollapipeError, CorruptDataError
 from collapipe.job import AveragingConfig
 from collapipe.secure_aggregation.fixed_point import from_ring
 from collapipe.secure_aggregation.masks import MaskKeys, MaskStream
@@ -56,12 +56,18 @@ def average_unit(
     Args:
         before: The global weights of the unit with which the round began.
     """
-    weights = [_weights(push) for push in pushes]
-    digests = tuple(digest for _, digest in weights)
+    weights = []
     norms: dict[str, float] = {}
-    for path, digest in weights:
-        if digest not in norms:
-            norms[digest] = _norm_of_change(path, before)
+    for push in pushes:
+        try:
+            path, digest = _weights(push)
+            if digest not in norms:
+                norms[digest] = _norm_of_change(path, before)
+        except CollapipeError as error:
+            error.cluster_index = push.cluster_index
+            raise
+        weights.append((path, digest))
+    digests = tuple(digest for _, digest in weights)
     changes = tuple(norms[digest] for digest in digests)
     if len(norms) == 1:  # Equal states are their own average.
         return Averaged(*weights[0], digests, changes)

@@ -25,6 +25,9 @@ BLAMED_HOST_KEY = "collapipe-blamed-host-bin"
 If a call without it fails because a host is lost, the server itself is lost.
 """
 
+_BLAMED_CLUSTER_KEY = "collapipe-blamed-cluster"
+"""Key of the trailing metadata with the `cluster_index` of an error."""
+
 _MAX_DETAILS_BYTES = 2000
 """Longest text in a status. gRPC drops a call if the escaped status has more than 8 KiB."""
 
@@ -40,10 +43,12 @@ def to_code(error: errors.CollapipeError) -> grpc.StatusCode:
     return next(code for error_type, code in _CODES if isinstance(error, error_type))
 
 
-def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, bytes], ...]:
+def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, str | bytes], ...]:
     """Returns the metadata that the server sends with the status of an error."""
     if isinstance(error, (errors.PeerLostError, errors.DivergedError)):
         return ((BLAMED_HOST_KEY, error.host_id.encode()),)
+    if error.cluster_index is not None:
+        return ((_BLAMED_CLUSTER_KEY, str(error.cluster_index)),)
     return ()
 
 
@@ -86,7 +91,10 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
         )
     for error_type, error_code in _CODES:
         if code is error_code:
-            return error_type(explanation)
+            found = error_type(explanation)
+            cluster = str(metadata.get(_BLAMED_CLUSTER_KEY, ""))
+            found.cluster_index = int(cluster) if cluster.isdecimal() else None
+            return found
     failed = "failed" if code is grpc.StatusCode.INTERNAL else f"failed with {code.name}"
     return errors.AttemptFailedError(f"{peer} {failed}: {explanation or 'see its log'}")
 

@@ -1,14 +1,13 @@
 """Repeats committed rounds with some clusters only, after others have kept the results of the next round."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.kept_results import furthest_rounds, weights_since_restore_point
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_requests import RoundRequests
-from collapipe.v1 import plan_pb2, scheduler_pb2
+from collapipe.v1 import control_unit_pb2, plan_pb2, scheduler_pb2
 
 _MOST_PERIODS = 3
 """If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
@@ -33,7 +32,7 @@ def catch_up(
     progress: JobProgress,
     planner: Planner,
     calls: HostCalls,
-    clusters: ClusterCalls,
+    run: Callable[[control_unit_pb2.RunRoundRequest], control_unit_pb2.RoundPrepared],
     requests: RoundRequests,
     commit: plan_pb2.Commit,
     kept: Collection[int],
@@ -41,6 +40,7 @@ def catch_up(
     """Repeats the committed rounds since the restore point with the clusters that kept no result. They push nothing.
 
     Args:
+        run: Lets a control unit run a round.
         commit: The last commit.
         kept: Indices of the clusters that have kept the results of the round after it.
 
@@ -81,10 +81,12 @@ def catch_up(
         ]
         for request in repeated:
             request.is_committed = True
-        prepared = calls.in_parallel(clusters.run, repeated)
+        prepared = calls.in_parallel(run, repeated)
         for plan, result in zip(plans, prepared, strict=True):
             states[plan.cluster_index] = result.state
             requests.previous_plans[plan.cluster_index] = plan
+        for index in states.keys() & set(recorded.failed_clusters):
+            forget_moments(states[index])
         for state in states.values():
             for unit, weights in zip(state.units, committed.global_units, strict=True):
                 unit.weights_digest = weights.weights_digest
@@ -95,6 +97,12 @@ def catch_up(
         if [unit.optimizer_digest for unit in state.units]
         != [unit.optimizer_digest for unit in commit.clusters[index].units]
     ]
+
+
+def forget_moments(state: plan_pb2.ClusterState) -> None:
+    """Makes a cluster begin its next round with new optimizer states."""
+    for unit in state.units:
+        unit.optimizer_digest = ""
 
 
 def committed_rounds(number: int) -> str:

@@ -1,26 +1,31 @@
 """The calls that let control units run rounds."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from collapipe.errors import AttemptFailedError, DivergedError, PeerLostError
-from collapipe.evaluation import ROWS
+from collapipe.errors import (
+    AttemptFailedError,
+    CancelledError,
+    CollapipeError,
+    DivergedError,
+    InfeasibleError,
+    InvalidInputError,
+    NotPermittedError,
+    PeerFaultyError,
+    PeerLostError,
+)
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.evaluations import Evaluations
-from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_calls import HostCalls, told_by
+from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.round_answers import mistake_in
+from collapipe.scheduler.round_progress import RoundProgress, limit_seconds
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 
 _END_TRAINING_SECONDS = 10.0
-_MOST_BYTES = 1 << 18
-"""Largest message of a control unit about its round, without losses. A hundred units and a hundred devices need a tenth of it."""
-_BYTES_OF_STEP = 32
-"""What each mini-batch adds to that: its loss and its gradient norm take 16 bytes."""
-_MOST_GROWTH = 100
-"""How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
 _MOST_CHARACTERS = 1000
 """What is shown of the words of a control unit."""
 
@@ -30,7 +35,7 @@ class ClusterCalls:
 
     Args:
         kept: What clusters have kept from the attempt before, with their evaluations.
-        num_rows: Training rows that each cluster has loaded.
+        prepared: Has the rows that each cluster has loaded, and the sizes of the model.
     """
 
     def __init__(
@@ -40,14 +45,14 @@ class ClusterCalls:
         channels: ChannelPool,
         calls: HostCalls,
         kept: KeptResults | None,
-        num_rows: Sequence[int],
+        prepared: PreparedJob,
     ) -> None:
         job = progress.job
         self._progress = progress
         self._planner = planner
         self._channels = channels
         self._calls = calls
-        self._num_rows = num_rows
+        self._prepared = prepared
         self._running: dict[int, Any] = {}
         """The last call of each cluster, by its index."""
         self._asked_to_end: dict[int, tuple[plan_pb2.Attempt, Any]] = {}
@@ -83,25 +88,26 @@ class ClusterCalls:
                 on_progress(response.progress)
                 self._progress.publish(progress=response.progress)
             elif event == "evaluation":
-                try:
-                    evaluation = self.evaluations.add(
-                        index, response.evaluation, request.attempt.round_index
-                    )
-                except (LookupError, ArithmeticError, ValueError) as error:
-                    raise PeerLostError(
-                        control_unit.host_id,
-                        f"the metric cannot be computed from the counts of {control_unit.host_id} and the other control units ({error!r}): look "
-                        f"at the log of {control_unit.host_id}",
-                    ) from error
-                if evaluation is not None:
-                    self._progress.evaluated(evaluation)
+                self.count(index, response.evaluation, request.attempt.round_index)
             elif event == "prepared":
                 prepared = response.prepared
                 if prepared.candidate_copied:
                     self.has_copy.add(index)
         if prepared is None:
-            raise AttemptFailedError(f"{control_unit.host_id} ended its round without a result")
+            raise PeerFaultyError(
+                control_unit.host_id, f"{control_unit.host_id} ended its round without a result"
+            )
         return prepared
+
+    def count(self, index: int, counted: job_pb2.EvaluationSums, num_rounds: int) -> None:
+        """Takes what a cluster has counted, and publishes the evaluation if all clusters have. A cluster that fails counts nothing.
+
+        Args:
+            num_rounds: Committed rounds of the evaluated model.
+        """
+        evaluation = self.evaluations.add(index, counted, num_rounds)
+        if evaluation is not None:
+            self._progress.evaluated(evaluation)
 
     def _answers(
         self, call: Any, request: control_unit_pb2.RunRoundRequest
@@ -109,39 +115,60 @@ class ClusterCalls:
         """Yields what a control unit tells of its round.
 
         Raises:
-            PeerLostError: The control unit sent an impossible value, or blames a host outside of its round. The error then names the
-                control unit.
+            PeerFaultyError: The control unit sent what cannot be true, blames a host outside of its round, refused the round, or makes
+                no progress.
+            CollapipeError: Another error, whose text then names the control unit.
         """
         hosts = self._planner.hosts
         index = request.plan.cluster_index
-        cluster, num_rows = hosts.clusters[index], self._num_rows[index]
+        cluster, prepared = hosts.clusters[index], self._prepared
         control_unit = cluster.control_unit.host_id
         near = [cluster.control_unit, *cluster.devices, hosts.edge_server]
         known = {name for host in near for name in (host.host_id, host.address)}
         known |= {name for s in request.previous_stages for name in (s.host_id, s.address)}
-        most_bytes = _MOST_BYTES + _BYTES_OF_STEP * request.local_steps
+        job, sizes = self._progress.job, prepared.sizes
+        progress = RoundProgress(
+            request,
+            limit_seconds(job.schedule.silence_seconds, request.predicted_step_seconds),
+            sum(sizes.unit_bytes),
+            sum(sizes.frozen_bytes),
+            prepared.num_held_out_rows[index],
+        )
         try:
             for response in self._calls.answers(call, control_unit, "run its round"):
-                sums, weight = response.evaluation.sums, response.prepared.state.num_samples
-                if response.ByteSize() > most_bytes:
-                    wrong = (
-                        f"a message of {response.ByteSize()} bytes, over the limit of {most_bytes}"
+                wrong = mistake_in(response, request, job.task.kind, prepared.num_rows[index])
+                if wrong:
+                    raise PeerFaultyError(
+                        control_unit, f"{control_unit} sent {wrong}: look at its log"
                     )
-                elif not all(map(math.isfinite, sums.values())) or sums.get(ROWS, 0.0) < 0:
-                    wrong = f"the counts {dict(sums)}, which must be finite, with a number of rows of at least 0"
-                elif weight > _MOST_GROWTH * max(num_rows, 1):
-                    wrong = f"{weight} training rows, but it has loaded {num_rows}, and may have {_MOST_GROWTH} times as many"
-                else:
-                    yield response
-                    continue
-                raise PeerLostError(control_unit, f"{control_unit} sent {wrong}: look at its log")
-        except (PeerLostError, DivergedError) as error:
-            if error.host_id and error.host_id not in known:
-                raise PeerLostError(
-                    control_unit,
-                    f"{control_unit} blames {error.host_id}, which has no part in the round of its cluster: {error}",
-                ) from None
+                if progress.take(response):
+                    told = response.progress.waiting_for[:_MOST_CHARACTERS] or "nothing"
+                    raise PeerFaultyError(
+                        control_unit,
+                        f"{control_unit} has sent signs of life for {progress.limit_seconds:.0f} s without progress (it waits for: {told}): "
+                        "look at its log, and restart it",
+                    )
+                yield response
+        except PeerFaultyError:
             raise
+        except CancelledError as error:
+            if self._calls.is_ending:
+                raise
+            raise AttemptFailedError(f"{control_unit} ended its call: {error}") from error
+        except (InvalidInputError, InfeasibleError, NotPermittedError) as error:
+            raise PeerFaultyError(
+                control_unit, f"{control_unit} refused its round: {error}", refuses=True
+            ) from error
+        except CollapipeError as error:
+            blames = isinstance(error, (PeerLostError, DivergedError)) and error.host_id
+            if blames and blames not in known:
+                raise PeerFaultyError(
+                    control_unit,
+                    f"{control_unit} blames {blames}, which has no part in the round of its cluster: {error}",
+                ) from None
+            raise told_by(control_unit, error) from None
+        finally:
+            call.cancel()
 
     def end_training(self, clusters: Iterable[int], attempt: plan_pb2.Attempt) -> None:
         """Asks control units to train no further mini-batches. Asks again, when called again, if a control unit did not know

@@ -22,7 +22,7 @@ class Evaluations:
     def add(
         self, cluster_index: int, counted: job_pb2.EvaluationSums, num_rounds: int
     ) -> job_pb2.Evaluation | None:
-        """Adds what a cluster has counted. Returns the evaluation if it was the last cluster.
+        """Adds what a cluster has counted. Returns the evaluation if it was the last cluster, and one has rows.
 
         Args:
             num_rounds: Committed rounds of the evaluated model.
@@ -37,6 +37,8 @@ class Evaluations:
                 return None
             sums = add_sums(self._counted.values())
             self._counted = {}
+        if not sums:
+            return None
         evaluation = make_evaluation(self._task_kind, sums, num_rounds)
         values = {evaluation.metric: evaluation.value, **evaluation.other_metrics}
         for name, value in values.items():

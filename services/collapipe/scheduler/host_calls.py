@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-from collapipe.errors import AttemptFailedError, CancelledError
+from collapipe.errors import AttemptFailedError, CancelledError, CollapipeError
 from collapipe.rpc import within_silence
 
 T = TypeVar("T")
@@ -51,6 +51,11 @@ class HostCalls:
     def is_cancelled(self) -> bool:
         return self._cancelled.is_set()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the job is cancelled, or a failure ends all calls."""
+        return self.is_cancelled or self._has_failed
+
     def begin_attempt(self) -> None:
         """Allows calls again after a failure of some of them; raises `CancelledError` if the job is cancelled."""
         self._has_failed = False
@@ -73,7 +78,7 @@ class HostCalls:
         """
         with self._lock:
             self._calls.add(call)
-        if self._cancelled.is_set() or self._has_failed:
+        if self.is_ending:
             self._cancel_calls()
         try:
             yield from within_silence(
@@ -149,6 +154,13 @@ class HostCalls:
         with self._lock:
             for call in self._calls:
                 call.cancel()
+
+
+def told_by(host_id: str, error: CollapipeError) -> CollapipeError:
+    """Returns an error that a host answered with. Its text names the host."""
+    if host_id not in str(error):
+        error.args = (f"{error} (told by {host_id})",)
+    return error
 
 
 def start_detached(work: Callable[[], T]) -> Future[T]:

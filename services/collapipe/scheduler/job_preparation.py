@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.data.hold_out import HELD_OUT_SHARE
-from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
 from collapipe.evaluation import say_some, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
-from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.round_problem import ModelSizes
@@ -25,6 +25,13 @@ from collapipe.v1 import (
 
 logger = logging.getLogger(__name__)
 
+_LOAD_SECONDS = 3600.0
+"""A control unit that only sends signs of life for longer is given up."""
+_MOST_ROWS = 1 << 40
+"""Far above what a control unit can hold. Sums of many clusters fit into 64 bits."""
+_MOST_LABELS = 1 << 16
+"""Each label adds a row of weights to the head."""
+
 
 @dataclass(frozen=True)
 class PreparedJob:
@@ -33,6 +40,7 @@ class PreparedJob:
     Args:
         commit: The last commit.
         num_rows: Training rows that each cluster has loaded.
+        num_held_out_rows: Rows that each cluster evaluates.
     """
 
     model: plan_pb2.ModelSpec
@@ -40,6 +48,7 @@ class PreparedJob:
     vocabulary: job_pb2.BlobSource
     commit: plan_pb2.Commit
     num_rows: Sequence[int]
+    num_held_out_rows: Sequence[int]
 
 
 class JobPreparation:
@@ -112,7 +121,8 @@ class JobPreparation:
         )
         vocabulary = job_pb2.BlobSource(digest=vocabulary.digest, address=edge_server.address)
         num_rows = [data.num_rows for data in loaded]
-        return PreparedJob(answer.model, sizes, vocabulary, answer.commit, num_rows)
+        held_out = [data.num_held_out_rows for data in loaded]
+        return PreparedJob(answer.model, sizes, vocabulary, answer.commit, num_rows, held_out)
 
     def _load_data(
         self, hosts: JobHosts, vocabulary: job_pb2.BlobSource | None
@@ -151,8 +161,20 @@ class JobPreparation:
         )
         channel = self._channels.channel(unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
-        call = stub.PrepareData(request, wait_for_ready=True)
-        data = self._calls.last_answer(call, unit.host_id, "load its data")
+        call = stub.PrepareData(request, wait_for_ready=True, timeout=_LOAD_SECONDS)
+        try:
+            data = self._calls.last_answer(call, unit.host_id, "load its data")
+        except CollapipeError as error:
+            raise told_by(unit.host_id, error) from None
+        if (
+            max(data.num_rows, data.num_held_out_rows) > _MOST_ROWS
+            or len(data.labels) > _MOST_LABELS
+        ):
+            raise PeerFaultyError(
+                unit.host_id,
+                f"{unit.host_id} says that it has {data.num_rows} training rows, {data.num_held_out_rows} held-out rows and "
+                f"{len(data.labels)} labels, but at most {_MOST_ROWS} rows and {_MOST_LABELS} labels are possible: look at its log",
+            )
         logger.info(
             "cluster %d has %d training rows and %d held-out rows",
             cluster_index,

@@ -22,6 +22,7 @@ from collapipe.errors import (
 )
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
+from collapipe.scheduler.failing_clusters import FailingClusters
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import (
     DEVICE_AGENT,
@@ -77,6 +78,7 @@ class JobRunner:
         )
         self._preparation = JobPreparation(self._progress, channels, self._calls)
         self._retries = Retries(self._job.schedule.retry_seconds)
+        self._failing = FailingClusters()
         self._planner: Planner | None = None
         self._used: dict[int, set[str]] = {}
         """Ids of the hosts that the job has used, by cluster index."""
@@ -277,6 +279,7 @@ class JobRunner:
             self._calls,
             self._copied_candidate,
             self._kept,
+            self._failing,
             decides_anew=decides_anew,
         )
         try:

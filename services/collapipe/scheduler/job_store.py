@@ -172,6 +172,8 @@ class RoundDocument(_Document):
     late_clusters: list[int] = Field(default_factory=list)
     """The clusters without which the round is committed, ascending. They are stored before the commit, so that a repeated
     round has the same clusters."""
+    failed_clusters: list[int] = Field(default_factory=list)
+    """Those of them that have failed, and so begin their next round with new optimizer states."""
     ended_early: dict[int, int] = Field(default_factory=dict)
     """Number of mini-batches of each cluster that trained fewer than the others, by its index. Stored like `late_clusters`."""
     total_samples: int = 0

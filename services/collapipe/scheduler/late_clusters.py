@@ -1,8 +1,8 @@
-"""Decides which clusters of a round are late."""
+"""Decides which clusters of a round are late or have failed, so that it is committed without them."""
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from collapipe.job import JobConfig
 
@@ -13,6 +13,8 @@ class LateClusters:
     Args:
         recorded: The late clusters if they are known already, because the round is repeated. Deadlines then do not count.
             `None` for a round that is decided now.
+        failed: Those of them that have failed.
+        may_fail: Whether the round may go on without further clusters that fail.
         clock: Returns a time in seconds from any fixed start.
     """
 
@@ -21,11 +23,16 @@ class LateClusters:
         job: JobConfig,
         recorded: Sequence[int] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        failed: Collection[int] = (),
+        may_fail: bool = False,
     ) -> None:
         self._job = job
         self._clock = clock
         self._lock = threading.Lock()
         self._left_out = frozenset(recorded or ())
+        self._may_fail = may_fail and job.may_leave_out_clusters
+        self.failed = frozenset(failed)
         self._overdue: frozenset[int] = frozenset()
         self._is_open = recorded is None and job.has_deadline
         """Whether clusters may still become late."""
@@ -39,7 +46,7 @@ class LateClusters:
             return (
                 self._left_out
             )  # The rule may have been another one when the round was first committed.
-        return self._left_out | self._overdue
+        return self._left_out | self._overdue | self.failed
 
     def training_began(self) -> None:
         """Tells that a cluster trains. The deadline counts from the first call."""
@@ -53,6 +60,15 @@ class LateClusters:
             if cluster_index not in self.late:
                 self._ended.add(cluster_index)
             return cluster_index in self._ended
+
+    def goes_on_without(self, cluster_index: int) -> bool:
+        """Tells that a cluster has failed. Returns whether the round goes on without it."""
+        with self._lock:
+            left = self._job.clusters - len(self.late | {cluster_index})
+            if not self._may_fail or left < self._job.schedule.min_clusters:
+                return False
+            self.failed |= {cluster_index}
+            return True
 
     def decide(self) -> frozenset[int]:
         """Returns the late clusters that have to end now. Once there are some, no others become late."""

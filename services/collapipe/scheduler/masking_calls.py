@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from collapipe.errors import DivergedError, NotPermittedError, PeerLostError
+from collapipe.errors import (
+    CancelledError,
+    CollapipeError,
+    InfeasibleError,
+    InvalidInputError,
+    NotPermittedError,
+    PeerFaultyError,
+    PeerLostError,
+)
 from collapipe.rpc import ChannelPool, check_masking_keys
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
@@ -131,13 +139,19 @@ class MaskingCalls:
         call = getattr(stub, method)(request, wait_for_ready=True, timeout=_LIMIT_SECONDS)
         try:
             return self._calls.last_answer(call, control_unit.host_id, task)
-        except (PeerLostError, DivergedError) as error:
+        except CancelledError:
+            raise
+        except PeerLostError as error:
             # These calls need no other host, so it may blame none.
             raise PeerLostError(control_unit.host_id, str(error)) from error
+        except CollapipeError as error:
+            refuses = isinstance(error, (InvalidInputError, InfeasibleError, NotPermittedError))
+            message = f"{control_unit.host_id} failed when it was asked to {task}: {error}"
+            raise PeerFaultyError(control_unit.host_id, message, refuses=refuses) from error
 
-    def _wrong(self, cluster: int, task: str) -> PeerLostError:
+    def _wrong(self, cluster: int, task: str) -> PeerFaultyError:
         host_id = self._planner.hosts.clusters[cluster].control_unit.host_id
-        return PeerLostError(
+        return PeerFaultyError(
             host_id,
             f"{host_id} gave a wrong answer when it was asked to {task}: run the same version everywhere, or leave the cluster out",
         )

@@ -1,6 +1,7 @@
 """Decides after which errors a job tries again, when, and for how long."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from collapipe.errors import (
@@ -10,6 +11,7 @@ from collapipe.errors import (
     DivergedError,
     InfeasibleError,
     NotFoundError,
+    PeerFaultyError,
     PeerLostError,
     WrongStateError,
 )
@@ -27,6 +29,9 @@ _DIVERGED_SECONDS = 20.0
 
 _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed."""
+
+_MOST_FAULTS = 3
+"""Attempts that one host may end by wrong answers, or by signs of life without progress, before the job ends."""
 
 _PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError, OSError)
 """Errors that may pass, because a host was restarted, a disk was full, or bytes were garbled."""
@@ -53,17 +58,20 @@ class Retries:
         self._has_committed = False
         self._most_rounds = 0
         self._num_repeats = 0
+        self._faults: Counter[str] = Counter()
+        """Attempts that each host has ended by wrong answers or without progress."""
 
     def committed(self, num_rounds: int) -> None:
         """Tells how many rounds are committed now. Time limits start again.
 
-        Waits and the count of repeats start again only if there were never as many rounds.
+        Waits and counts start again only if there were never as many rounds.
         """
         self._first_failure_at = self._first_other_at = self._ends_at = None
         self.num_failures = 0
         self._has_committed = True
         if num_rounds > self._most_rounds:
             self._most_rounds, self._num_repeats = num_rounds, 0
+            self._faults.clear()
 
     def seconds_left(self) -> float:
         """Returns how long the job may still wait for a host."""
@@ -91,6 +99,10 @@ class Retries:
         if self._first_failure_at is None:
             self._first_failure_at = now
         first, limit = self._first_failure_at, self._limit_seconds
+        if isinstance(error, PeerFaultyError):
+            self._faults[error.host_id] += 1
+            if error.refuses or self._faults[error.host_id] >= _MOST_FAULTS:
+                return None
         if isinstance(error, PeerLostError) or (isinstance(error, InfeasibleError) and lacks_hosts):
             self._first_other_at = None
         elif isinstance(error, (DivergedError, *_PASSING)):

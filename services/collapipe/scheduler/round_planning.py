@@ -76,6 +76,7 @@ class RoundPlanning:
             decision=decision.to_json(),
             total_steps=repeated.total_steps if repeated else self._job.total_steps,
             late_clusters=repeated.late_clusters if repeated else [],
+            failed_clusters=repeated.failed_clusters if repeated else [],
             ended_early=repeated.ended_early if repeated else {},
             is_revealed=repeated.is_revealed if repeated else False,
         )

@@ -9,15 +9,21 @@ from collapipe.errors import (
     CancelledError,
     CollapipeError,
     InfeasibleError,
-    InvalidInputError,
+    PeerFaultyError,
     PeerLostError,
     WrongStateError,
 )
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
-from collapipe.scheduler.catching_up import can_catch_up, catch_up, committed_rounds
+from collapipe.scheduler.catching_up import (
+    can_catch_up,
+    catch_up,
+    committed_rounds,
+    forget_moments,
+)
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.failing_clusters import FailingClusters
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
@@ -57,6 +63,7 @@ class RoundRunner:
         copied_candidate: Number of committed rounds of the candidate whose optimizer states all control units had on
             their disks in an earlier attempt.
         kept: What clusters have kept from the attempt before.
+        failing: The clusters that have failed in this and in earlier attempts.
         decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
     """
 
@@ -69,6 +76,7 @@ class RoundRunner:
         calls: HostCalls,
         copied_candidate: int | None = None,
         kept: KeptResults | None = None,
+        failing: FailingClusters | None = None,
         *,
         decides_anew: bool = True,
     ) -> None:
@@ -78,6 +86,7 @@ class RoundRunner:
         self._planner = planner
         self._channels = channels
         self._calls = calls
+        self._failing = failing or FailingClusters()
         self._decides_anew = decides_anew
         self._planning = RoundPlanning(progress, prepared, planner, decides_anew=decides_anew)
         self._unusual = UnusualChanges(progress)
@@ -91,9 +100,7 @@ class RoundRunner:
         """Whether the other clusters have to repeat committed rounds alone."""
         self._candidate_is_due = self._kept is not None
         """Whether the next commit becomes a candidate in any case, because the one before it is lost."""
-        self._clusters = ClusterCalls(
-            progress, planner, channels, calls, self._kept, prepared.num_rows
-        )
+        self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept, prepared)
         self._requests = RoundRequests(
             progress, prepared, planner, channels.security, last.restore_point
         )
@@ -203,7 +210,7 @@ class RoundRunner:
             self._progress,
             self._planner,
             self._calls,
-            self._clusters,
+            self._run_repeated,
             self._requests,
             self._commit,
             self._kept.results,
@@ -215,6 +222,18 @@ class RoundRunner:
                 "differently, so all clusters repeat these rounds"
             )
         self._is_behind = False
+
+    def _run_repeated(
+        self, request: control_unit_pb2.RunRoundRequest
+    ) -> control_unit_pb2.RoundPrepared:
+        try:
+            return self._clusters.run(request)
+        except CollapipeError as error:
+            is_its_own = not isinstance(error, CancelledError)
+            if is_its_own and self._failing.failed(request.plan.cluster_index, error):
+                # If all clusters repeat the rounds, they can go on without this one.
+                self._kept = None if self._job.may_leave_out_clusters else self._kept
+            raise
 
     def run(self, local_steps: int) -> None:
         """Plans, runs and commits one round. Without local steps, it only evaluates: it commits no round, but may move
@@ -245,7 +264,14 @@ class RoundRunner:
         is_decided = self._planning.is_repeated(round_index) or document.is_revealed
         recorded = document.late_clusters if is_decided else None
         # An evaluation waits for all clusters.
-        late = LateClusters(self._job, recorded if local_steps else [])
+        late = LateClusters(
+            self._job,
+            recorded if local_steps else [],
+            failed=document.failed_clusters if local_steps else (),
+            may_fail=not document.is_revealed,
+        )
+        for index in self._failing.pausing(round_index):
+            late.goes_on_without(index)
         if local_steps:
             self._planner.round_started(decision)
             self._progress.publish(
@@ -259,7 +285,7 @@ class RoundRunner:
         masking = None
         if document.total_samples:
             with SPANS.span(_TRACK, "exchange masking keys"):
-                masking = self._masking(attempt, document, late)
+                masking = self._agree_on_masks(attempt, document, late)
         if local_steps and self._job.privacy.is_on:
             self._progress.begin_private_round()
         results: dict[int, control_unit_pb2.RoundPrepared] = {}
@@ -290,42 +316,55 @@ class RoundRunner:
             metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
             raise
         self._kept = None
-        for plan in plans:
-            index = plan.cluster_index
-            if index not in late.late:
-                self._requests.previous_plans[index] = plan
         copied = self.copied_candidate is not None
         if not local_steps:
             if copied:  # The last commit is repeated with the new restore point.
                 last = self._progress.attempt(round_index - 1)
                 self._commit_round(last, [], candidate_copied=True)
             return
-        late_clusters = sorted(late.late)
-        if masking is not None:
-            _check_rows(prepared, late.late, document.total_samples)
-        ended_early = {
-            index: cluster.summary.local_steps
-            for index, cluster in enumerate(prepared)
-            if 0 < cluster.summary.local_steps < local_steps
-        }
-        result = late_clusters, ended_early, masking is not None
-        if result != (document.late_clusters, document.ended_early, document.is_revealed):
-            document.late_clusters, document.ended_early, document.is_revealed = result
-            self._progress.jobs.save_round(attempt.job_id, round_index, document)
-        with SPANS.span(_TRACK, "commit"):
-            unmasking = None
-            if masking is not None:
-                unmasking = masking.reveal(
-                    [plan.cluster_index for plan in plans if plan.cluster_index not in late.late]
-                )
-            answer = self._commit_round(
-                attempt,
-                [cluster.state for cluster in prepared],
-                candidate_copied=copied,
-                is_candidate=self._makes_candidate(),
-                late_clusters=late_clusters,
-                unmasking=unmasking,
-            )
+        answer = None
+        while answer is None:
+            for index in late.failed:
+                prepared[index] = self._without_result(index, prepared[index])
+            late_clusters = sorted(late.late)
+            ended_early = {
+                index: cluster.summary.local_steps
+                for index, cluster in enumerate(prepared)
+                if 0 < cluster.summary.local_steps < local_steps
+            }
+            try:
+                if masking is not None:
+                    _check_rows(prepared, late.late, document.total_samples)
+                result = {
+                    "late_clusters": late_clusters,
+                    "failed_clusters": sorted(late.failed),
+                    "ended_early": ended_early,
+                    "is_revealed": masking is not None,
+                }
+                with_result = document.model_copy(update=result)
+                if with_result != document:
+                    document = with_result
+                    self._progress.jobs.save_round(attempt.job_id, round_index, document)
+                with SPANS.span(_TRACK, "commit"):
+                    present = [i for i in range(self._job.clusters) if i not in late.late]
+                    unmasking = masking.reveal(present) if masking is not None else None
+                    answer = self._commit_round(
+                        attempt,
+                        [cluster.state for cluster in prepared],
+                        candidate_copied=copied,
+                        is_candidate=self._makes_candidate(),
+                        late_clusters=late_clusters,
+                        unmasking=unmasking,
+                    )
+            except CollapipeError as error:
+                if document.is_revealed or not self._commits_without(error, late):
+                    raise
+        for index, plan in enumerate(plans):
+            if index in late.failed:
+                self._requests.previous_plans[index] = None
+            elif index not in late.late:
+                self._requests.previous_plans[index] = plan
+                self._failing.ended(index)
         self._commit = answer.commit
         self._unusual.look_at(round_index, answer.changes, plans)
         self._requests.restore_point = self._commit.restore_point
@@ -334,7 +373,7 @@ class RoundRunner:
                 list(self._requests.previous_plans),
                 False,
             )
-            self._clusters.has_copy = set()
+            self._clusters.has_copy = set(late.failed)
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
         _export_phases(self._job, summaries, seconds, {*late_clusters, *ended_early})
@@ -360,6 +399,19 @@ class RoundRunner:
             )
         )
 
+    def _agree_on_masks(
+        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
+    ) -> MaskingCalls:
+        """Returns the masks of the clusters that do not fail meanwhile."""
+        units = [c.control_unit.host_id for c in self._planner.hosts.clusters]
+        while True:
+            try:
+                return self._masking(attempt, document, late)
+            except PeerLostError as error:
+                index = units.index(error.host_id)
+                if not self._goes_on_without(index, error, late):
+                    raise
+
     def _masking(
         self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
     ) -> MaskingCalls:
@@ -384,10 +436,24 @@ class RoundRunner:
     def _ends_all(self, error: BaseException) -> bool:
         """Returns whether a failure of one cluster ends the round of the others at once. Otherwise they end their round first."""
         if isinstance(error, PeerLostError):
-            return error.host_id == self._planner.hosts.edge_server.host_id
-        return not isinstance(error, CollapipeError) or isinstance(
-            error, (CancelledError, InvalidInputError, InfeasibleError)
+            refuses = isinstance(error, PeerFaultyError) and error.refuses
+            return refuses or error.host_id == self._planner.hosts.edge_server.host_id
+        return not isinstance(error, CollapipeError) or isinstance(error, CancelledError)
+
+    def _goes_on_without(self, index: int, error: CollapipeError, late: LateClusters) -> bool:
+        """Returns whether a round goes on without a cluster that has failed, and tells it."""
+        if isinstance(error, CancelledError) or not self._failing.failed(index, error):
+            return False
+        if not late.goes_on_without(index):
+            return False
+        round_index = self._commit.num_rounds
+        again = self._failing.left_out(index, round_index)
+        self._progress.tell(
+            scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT,
+            f"round {round_index + 1} goes on without cluster {index}, which is tried again in round {again + 1}: {error}",
+            self._planner.hosts.clusters[index].control_unit.host_id,
         )
+        return True
 
     def _keep(
         self,
@@ -399,6 +465,9 @@ class RoundRunner:
         """Keeps the results of the clusters that have ended a round which failed."""
         hosts = self._planner.hosts
         earlier = self._kept.results if self._kept else {}
+        if late.failed:  # They could not catch up alone.
+            self._kept = None
+            return
         kept = KeptResults(
             last_commit=(self._commit.attempt, self._commit.num_rounds),
             edge_server=hosts.edge_server.incarnation,
@@ -428,7 +497,10 @@ class RoundRunner:
         """Runs the part of one cluster. A late cluster returns the state from which it began."""
         index = plan.cluster_index
         unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
+        evaluates = self._evaluates(0 if evaluation_only else self._job.training.local_steps)
         if index in late.late:
+            if evaluates and index in late.failed:
+                self._count_nothing(index)
             return unprepared
         commit = self._commit
         request = self._requests.make(
@@ -438,7 +510,7 @@ class RoundRunner:
             request.local_steps = 0
         if masking is not None:
             request.masked.CopyFrom(masking.masked_round(index))
-        request.evaluate = self._evaluates(request.local_steps)
+        request.evaluate = evaluates
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
             # A cluster that was always late has its optimizer states on the disks already.
@@ -453,11 +525,38 @@ class RoundRunner:
 
         try:
             prepared = self._clusters.run(request, on_progress)
-        except CollapipeError:
+        except CollapipeError as error:
             if index in late.late:
                 return unprepared
-            raise
+            if not self._goes_on_without(index, error, late):
+                raise
+            if evaluates:
+                self._count_nothing(index)
+            return unprepared
         return prepared if late.ended(index) else unprepared
+
+    def _commits_without(self, error: CollapipeError, late: LateClusters) -> bool:
+        """Returns whether a round that cannot be committed because of one cluster can be committed without it."""
+        index = error.cluster_index
+        if index not in set(range(self._job.clusters)) - late.late or index is None:
+            return False
+        unit = self._planner.hosts.clusters[index].control_unit.host_id
+        error.args = (f"what {unit} has prepared cannot be committed: {error}",)
+        return self._goes_on_without(index, PeerFaultyError(unit, str(error)), late)
+
+    def _without_result(
+        self, index: int, prepared: control_unit_pb2.RoundPrepared
+    ) -> control_unit_pb2.RoundPrepared:
+        """Returns what a commit has of a cluster that has failed: the state from which it began, with new optimizer states."""
+        state = self._commit.clusters[index]
+        summary = job_pb2.RoundSummary(stages=prepared.summary.stages)
+        unprepared = control_unit_pb2.RoundPrepared(state=state, summary=summary)
+        forget_moments(unprepared.state)
+        return unprepared
+
+    def _count_nothing(self, index: int) -> None:
+        """Lets the evaluation go on without a cluster that fails."""
+        self._clusters.count(index, job_pb2.EvaluationSums(), self._commit.num_rounds)
 
     def _end_late_clusters(self, late: LateClusters, attempt: plan_pb2.Attempt) -> None:
         if self._job.may_leave_out_clusters:
@@ -513,10 +612,12 @@ def _check_rows(
     rows = {i: one.state.num_samples for i, one in enumerate(prepared) if i not in late}
     if sum(rows.values()) > total_samples:
         most = max(rows, key=rows.__getitem__)
-        raise WrongStateError(
+        error = WrongStateError(
             f"the clusters have trained on {sum(rows.values())} rows, cluster {most} alone on {rows[most]}, but the limit of this round "
             f"is {total_samples}, twice the rows of all clusters before it: run the round again"
         )
+        error.cluster_index = most
+        raise error
 
 
 def _export_phases(

@@ -148,7 +148,9 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
         def sign_of_life() -> stage_pb2.RunStageResponse:
             progress = stage_pb2.StageProgress(
-                waiting_for=session.waiting_for, received_bytes=session.received_bytes
+                waiting_for=session.waiting_for,
+                received_bytes=session.received_bytes,
+                moved_bytes=session.moved_bytes,
             )
             return stage_pb2.RunStageResponse(progress=progress)
 

@@ -105,7 +105,7 @@ class StageSession:
         self._phase = "be configured"
         self._finished = False
         self._aborted: CollapipeError | None = None
-        self._pushed_bytes = 0
+        self._fetched_bytes = self._pushed_bytes = 0
 
     @property
     def waiting_for(self) -> str:
@@ -119,6 +119,12 @@ class StageSession:
     def received_bytes(self) -> int:
         """Bytes that have arrived from both neighbours, and bytes of labels."""
         return self._received_label_bytes + sum(link.received_bytes for link in self._incoming)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of weights and optimizer states that the stage has fetched and pushed so far."""
+        pushes = self._pushes
+        return self._fetched_bytes + (pushes.arrived_bytes if pushes is not None else 0)
 
     @property
     def is_configured(self) -> bool:
@@ -144,7 +150,8 @@ class StageSession:
             wanted[state.unit_index] = StateDigests(state.weights_digest, state.optimizer_digest)
         fetched_bytes, fetch_seconds = 0, 0.0
 
-        def go_on() -> None:
+        def go_on(num_bytes: int = 0) -> None:
+            self._fetched_bytes += num_bytes
             if self._aborted:
                 raise self._aborted
 

@@ -26,6 +26,9 @@ class UnitPushes:
         """What the stage waits for, in words."""
         self.seconds = 0.0
         """Time from the first push to the end of the last one."""
+        self.arrived_bytes = 0
+        """What has arrived of all units."""
+        self._earlier_bytes = 0
         self._push = push
         self._units: Outbox[Upload] = Outbox()
         self._outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
@@ -57,6 +60,7 @@ class UnitPushes:
                 started = started or time.perf_counter()
                 self._report(upload, 0)
                 self._push(upload, partial(self._report, upload))
+                self._earlier_bytes = self.arrived_bytes
                 self.seconds = time.perf_counter() - started
         except Exception as error:
             self._outcome.put(error)
@@ -67,4 +71,5 @@ class UnitPushes:
         if self._aborted is not None:
             raise self._aborted
         total = upload.blob.total_bytes
+        self.arrived_bytes = self._earlier_bytes + received_bytes
         self.waiting_for = f"push unit {upload.unit_index} ({received_bytes} of {total} bytes)"

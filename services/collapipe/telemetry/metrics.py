@@ -220,7 +220,7 @@ MOVED_BLOCKS = Counter(
 )
 LATE_ROUNDS = Counter(
     "collapipe_late_rounds_total",
-    "Rounds for which a cluster was late: left out, or ended early.",
+    "Rounds for which a cluster was late or failed: left out, or ended early.",
     ("cluster",),
 )
 PLACED_BLOCKS = Gauge("collapipe_placed_blocks", "Blocks that a host runs.", ("host",))

@@ -24,7 +24,7 @@ class BlobSource(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RoundProgress(_message.Message):
-    __slots__ = ("cluster_index", "steps_done", "local_steps", "loss", "samples_per_second", "stages", "waiting_for", "candidate_copied", "training_began")
+    __slots__ = ("cluster_index", "steps_done", "local_steps", "loss", "samples_per_second", "stages", "waiting_for", "candidate_copied", "training_began", "moved_bytes", "evaluated_rows")
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,8 @@ class RoundProgress(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     CANDIDATE_COPIED_FIELD_NUMBER: _ClassVar[int]
     TRAINING_BEGAN_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_ROWS_FIELD_NUMBER: _ClassVar[int]
     cluster_index: int
     steps_done: int
     local_steps: int
@@ -43,7 +45,9 @@ class RoundProgress(_message.Message):
     waiting_for: str
     candidate_copied: bool
     training_began: bool
-    def __init__(self, cluster_index: _Optional[int] = ..., steps_done: _Optional[int] = ..., local_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., candidate_copied: bool = ..., training_began: bool = ...) -> None: ...
+    moved_bytes: int
+    evaluated_rows: int
+    def __init__(self, cluster_index: _Optional[int] = ..., steps_done: _Optional[int] = ..., local_steps: _Optional[int] = ..., loss: _Optional[float] = ..., samples_per_second: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageReport, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., candidate_copied: bool = ..., training_began: bool = ..., moved_bytes: _Optional[int] = ..., evaluated_rows: _Optional[int] = ...) -> None: ...
 
 class StageReport(_message.Message):
     __slots__ = ("host_id", "start_unit", "stop_unit", "busy_ratio", "times")

@@ -106,13 +106,13 @@ def fetch_blob(
     digest: str,
     addresses: Sequence[str],
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
-    go_on: Callable[[], None] = lambda: None,
+    go_on: Callable[[int], None] = lambda num_bytes: None,
 ) -> bytes:
     """Fetches a blob into memory from the first address that has it.
 
     Args:
         silence_seconds: Longest time in which no byte arrives.
-        go_on: Called after each chunk. It may raise an error, which ends the transfer.
+        go_on: Called with the size of each chunk. It may raise an error, which ends the transfer.
 
     Raises:
         PeerLostError: A host could not be reached, or became silent, and no other one has the blob.
@@ -140,7 +140,7 @@ def store_blob(
     digest: str,
     addresses: Sequence[str],
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
-    go_on: Callable[[], None] = lambda: None,
+    go_on: Callable[[int], None] = lambda num_bytes: None,
     max_bytes: int = _MAX_BLOB_BYTES,
 ) -> None:
     """Fetches a blob into a store unless it is stored already. Has the arguments and the errors of `fetch_blob`."""
@@ -167,7 +167,7 @@ def _fetch(
     digest: str,
     addresses: Sequence[str],
     silence_seconds: float,
-    go_on: Callable[[], None],
+    go_on: Callable[[int], None],
     take: Callable[[str, Iterator[bytes]], T],
     max_bytes: int = _MAX_BLOB_BYTES,
 ) -> T:
@@ -175,7 +175,7 @@ def _fetch(
 
     def pieces(received: Iterator[bytes]) -> Iterator[bytes]:
         for piece in received:
-            go_on()
+            go_on(len(piece))
             yield piece
 
     failures: list[Exception] = [NotFoundError(f"no address of a host with blob {digest} is known")]

@@ -95,6 +95,35 @@ def test_nobody_is_late_without_a_deadline_or_if_all_clusters_are_needed(
     assert late.decide() == frozenset()
 
 
+def test_round_goes_on_without_clusters_that_fail_if_enough_are_left() -> None:
+    late = LateClusters(job(min_clusters=2), may_fail=True)
+    assert late.goes_on_without(1)
+    assert late.late == late.failed == {1}
+    assert not late.goes_on_without(0), "one cluster is not enough"
+    assert late.ended(0) and late.ended(2) and not late.ended(1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "may_fail"),
+    [
+        ({}, True),
+        ({"min_clusters": 2, "late_clusters": "end_early"}, True),
+        ({"min_clusters": 2}, False),
+    ],
+)
+def test_round_needs_all_clusters(schedule: dict[str, Any], may_fail: bool) -> None:
+    late = LateClusters(job(**schedule), may_fail=may_fail)
+    assert not late.goes_on_without(1)
+    assert late.late == frozenset()
+
+
+def test_repeated_round_counts_its_recorded_clusters_as_left_out() -> None:
+    late = LateClusters(job(min_clusters=1), [1], failed=[1], may_fail=True)
+    assert late.failed == {1}
+    assert late.goes_on_without(2) and late.late == {1, 2}
+    assert not late.goes_on_without(0)
+
+
 @pytest.mark.parametrize("recorded", [[], [1]])
 @pytest.mark.parametrize("rule", ["leave_out", "end_early"])
 def test_repeated_round_has_the_recorded_late_clusters_whatever_the_rule_is_now(

@@ -11,6 +11,7 @@ from collapipe.errors import (
     InvalidInputError,
     NotFoundError,
     NotPermittedError,
+    PeerFaultyError,
     PeerLostError,
     WrongStateError,
 )
@@ -146,3 +147,20 @@ def test_time_that_is_left_is_that_of_the_kind_of_the_last_error() -> None:
     assert (retries.seconds_to_try(), retries.num_failures) == (50, 2)
     retries.committed(1)
     assert (retries.seconds_to_try(), retries.num_failures) == (None, 0)
+
+
+def test_host_that_gives_wrong_answers_may_end_three_attempts() -> None:
+    retries = Retries(600.0, Clock())
+    wrong = [PeerFaultyError(f"control-unit-{i}", "nonsense") for i in (0, 1)]
+    found = [retries.after(wrong[index], lacks_hosts=False) for index in (0, 1, 0, 1, 0)]
+    assert found == [0, 0.5, 1, 2, None]
+    retries.committed(1)
+    assert retries.after(wrong[0], lacks_hosts=False) == 0
+    retries.committed(1)  # repeated
+    assert retries.after(wrong[0], lacks_hosts=False) is not None
+    assert retries.after(wrong[0], lacks_hosts=False) is None
+
+
+def test_host_that_refuses_a_request_would_refuse_it_again() -> None:
+    error = PeerFaultyError("control-unit-0", "no such file", refuses=True)
+    assert Retries(600.0).after(error, lacks_hosts=False) is None

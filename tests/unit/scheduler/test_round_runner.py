@@ -84,7 +84,7 @@ def run_round(
     commit = Commit(num_rounds=round_index)
     commit.restore_point.num_rounds = round_index
     commit.restore_point.anew_since = anew_since
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [])
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [], [])
     runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))  # type: ignore[arg-type]
 
     def fail(*_: Any, **__: Any) -> None:
@@ -171,7 +171,7 @@ def run_to_commit(
     """
     states = [ClusterState(cluster_index=index) for index in range(3)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [5, 6, 7])
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [5, 6, 7], [])
     progress = JobProgress(document, store, EventLog())
     planner: Any = ScriptedPlanner("device-0", 4, 4, 4)
     channels = ChannelPool(Security.insecure())
@@ -274,7 +274,7 @@ def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(tmp_pat
         def _commit_round(self, *_: Any, **__: Any) -> CommitRoundResponse:
             return CommitRoundResponse(commit=moved)
 
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [])
+    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [], [])
     channels, planner = ChannelPool(Security.insecure()), ScriptedPlanner("device-0")
     runner = Runner(progress, prepared, planner, channels, HostCalls(5.0), copied_candidate=3)  # type: ignore[arg-type]
     assert runner.num_rounds == 3

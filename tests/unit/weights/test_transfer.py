@@ -187,7 +187,7 @@ def test_fetch_ends_in_its_middle_when_nobody_wants_the_blob_any_more(
         yield from answer(DATA[:10])
         over.wait(20)
 
-    def stop() -> None:
+    def stop(num_bytes: int) -> None:
         raise WrongStateError("a newer attempt took over")
 
     with pytest.raises(WrongStateError, match="a newer attempt took over"):

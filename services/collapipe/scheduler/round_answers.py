@@ -1,0 +1,114 @@
+"""What the messages of a control unit about its round may contain."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from collapipe.evaluation import ROWS, compute_metrics
+from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2
+
+_MOST_BYTES = 1 << 18
+"""Largest message, without losses. A hundred units and a hundred devices need a tenth of it."""
+_BYTES_OF_STEP = 32
+"""What each mini-batch adds to that: its loss and its gradient norm take 16 bytes."""
+_MOST_GROWTH = 100
+"""How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
+_MOST_COUNTED = 1e15
+"""Far above any count of tokens. Sums of many clusters stay exact."""
+_SHOWN = 200
+"""Characters that are shown of what is wrong."""
+
+
+def mistake_in(
+    response: control_unit_pb2.RunRoundResponse,
+    request: control_unit_pb2.RunRoundRequest,
+    task_kind: str,
+    num_rows: int,
+) -> str:
+    """Returns what cannot be true in a message about a round, in words; empty if nothing is wrong.
+
+    Args:
+        num_rows: Training rows that the cluster has loaded.
+    """
+    most_bytes = _MOST_BYTES + _BYTES_OF_STEP * request.local_steps
+    if response.ByteSize() > most_bytes:
+        return f"a message of {response.ByteSize()} bytes, over the limit of {most_bytes}"
+    match response.WhichOneof("event"):
+        case "progress":
+            told = response.progress
+            return _measurement(told) or _stage(told.stages, request.plan)
+        case "evaluation":
+            if not request.evaluate:
+                return "an evaluation that was not asked for"
+            return _counts(dict(response.evaluation.sums), task_kind)
+        case "prepared":
+            return _result(response.prepared, request, num_rows)
+    return ""
+
+
+def _counts(sums: dict[str, float], task_kind: str) -> str:
+    if not sums:
+        return ""
+    if sums.get(ROWS, 0.0) <= 0 or not all(0 <= each <= _MOST_COUNTED for each in sums.values()):
+        return f"the counts {str(sums)[:_SHOWN]}, which must be 0 to {_MOST_COUNTED:g}, with a number of rows above 0"
+    try:
+        compute_metrics(task_kind, sums)
+    except (LookupError, ArithmeticError, ValueError) as error:
+        return (
+            f"the counts {str(sums)[:_SHOWN]}, from which the metric cannot be computed ({error!r})"
+        )
+    return ""
+
+
+def _result(
+    prepared: control_unit_pb2.RoundPrepared,
+    request: control_unit_pb2.RunRoundRequest,
+    num_rows: int,
+) -> str:
+    state, summary, plan = prepared.state, prepared.summary, request.plan
+    trained = max(state.num_samples, state.cursor.num_rows)
+    if trained > _MOST_GROWTH * max(num_rows, 1):
+        return f"{trained} training rows, but it has loaded {num_rows}, and may have {_MOST_GROWTH} times as many"
+    expected = plan.cluster_index, [unit.unit_index for unit in request.base.units]
+    found = state.cluster_index, [unit.unit_index for unit in state.units]
+    if found != expected:
+        return (
+            f"the state of cluster {found[0]} with units {str(found[1])[:_SHOWN]}, but its round has cluster {expected[0]} with units "
+            f"{str(expected[1])[:_SHOWN]}"
+        )
+    for unit in state.units:
+        for digest in (unit.weights_digest, unit.optimizer_digest, unit.frozen_digest):
+            if digest and (len(digest) != 64 or digest.strip("0123456789abcdef")):
+                return f"{digest[:_SHOWN]!r} as a digest of unit {unit.unit_index}, which must be a SHA-256"
+    if summary.local_steps > request.local_steps:
+        return (
+            f"{summary.local_steps} trained mini-batches, but the round has {request.local_steps}"
+        )
+    return _measurement(summary) or _stage(
+        [*summary.stages, *summary.pushed, *summary.fetched], plan
+    )
+
+
+def _stage(measured: Any, plan: plan_pb2.Plan) -> str:
+    """Says which host in measurements of hosts has no stage."""
+    hosts = {stage.host_id for stage in plan.stages}
+    wrong = next((one.host_id for one in measured if one.host_id not in hosts), None)
+    if wrong is None:
+        return ""
+    return f"a measurement of {wrong[:_SHOWN]!r}, which has no stage in its plan"
+
+
+def _measurement(told: job_pb2.RoundProgress | job_pb2.RoundSummary) -> str:
+    wrong = next((each for each in _numbers(told) if not math.isfinite(each)), None)
+    return "" if wrong is None else f"a measurement of {wrong}, which must be finite"
+
+
+def _numbers(message: Any) -> Iterator[float]:
+    """Yields the floating-point numbers in a message and in the messages within it."""
+    for field, value in message.ListFields():
+        values = value if isinstance(value, Iterable) else [value]
+        if field.message_type is not None:
+            for each in values:
+                yield from _numbers(each)
+        elif field.cpp_type == field.CPPTYPE_DOUBLE:
+            yield from values
