@@ -1,5 +1,6 @@
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -145,6 +146,18 @@ def test_configuration_that_contradicts_itself_is_refused(
     with pytest.raises(InvalidInputError, match=said):
         host.open(configure).next()
     host.ready()  # The refused attempt does not count as served.
+
+
+def test_a_plan_with_millions_of_units_is_refused_without_listing_them(host: StageHost) -> None:
+    configure = host.configure()
+    configure.plan.stages[1].stop_unit = 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match="is to run units 1 to 1048575"):
+            host.open(configure).next()
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_session_has_to_begin_with_its_configuration(host: StageHost) -> None:
