@@ -111,6 +111,8 @@ PARTS = 10
 _MOST_GROWTH_BYTES = 300_000_000
 _MOST_LATE_GROWTH_BYTES = 30_000_000
 """Most growth in the second half of a run. A leak of 200 bytes for each of 300,000 messages exceeds it."""
+_START_SECONDS = 300.0
+"""Longest time until a job commits its next rounds. A busy machine takes minutes to start all processes."""
 _END_SECONDS = 60.0
 """Time in which the calls of every method must have ended once the job is cancelled."""
 
@@ -501,7 +503,7 @@ def _running_calls(deployment: SecuredDeployment) -> set[tuple[str, str]]:
 
 
 def _wait_for_rounds(deployment: SecuredDeployment, job_id: str, number: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + _START_SECONDS
     with deployment.client() as client:
         while client.find_job(job_id).num_rounds_committed < number:
             if time.monotonic() > deadline:

@@ -17,7 +17,7 @@ from collapipe.rpc import Security
 from collapipe_client import CollaPipeClient
 from collapipe_client.cli import app
 
-_LIMIT_SECONDS = 90.0
+_LIMIT_SECONDS = 300.0
 HOLDERS = (
     *("scheduler:scheduler", "edge-server:edge-server"),
     *("client:me", "client:other", "admin:root", "prometheus:prometheus"),
