@@ -569,6 +569,7 @@ def readers(
     file = folder / "document.json"
 
     def read_file(data: bytes) -> None:
+        file.unlink(missing_ok=True)  # To truncate a file may wait for the disk each time.
         file.write_bytes(data)
         document = read_document(file)
         if document is not None:

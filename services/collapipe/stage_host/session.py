@@ -531,6 +531,11 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
             f"stage {configure.stage_index} is to run units {stage.start_unit} to {stage.stop_unit - 1}, "
             f"but was given the state of units {units}"
         )
+    if len(configure.sources) != len(units):
+        raise InvalidInputError(
+            f"stage {configure.stage_index} was given the sources of {len(configure.sources)} of its {len(units)} units: run the same "
+            "version everywhere"
+        )
     if configure.HasField("privacy") and len(configure.privacy.secrets) != len(units):
         raise InvalidInputError(
             f"stage {configure.stage_index} was given {len(configure.privacy.secrets)} secrets for the noise of "

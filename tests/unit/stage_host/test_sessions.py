@@ -116,6 +116,10 @@ def one_unit_too_few(configure: ConfigureStage) -> None:
     del configure.units[-1]
 
 
+def no_source_of_a_unit(configure: ConfigureStage) -> None:
+    del configure.sources[-1]
+
+
 def no_window(configure: ConfigureStage) -> None:
     configure.plan.stages[1].in_flight = 0
 
@@ -133,6 +137,7 @@ def endless_silence(configure: ConfigureStage) -> None:
     [
         (stage_beyond, "stage 2 does not exist in a plan of 2 stages"),
         (one_unit_too_few, r"is to run units 1 to 4, .* state of units \[1, 2, 3\]"),
+        (no_source_of_a_unit, "stage 1 was given the sources of 3 of its 4 units"),
         (no_window, "stage 1 has an in-flight window of 0"),
         (no_training, "the training settings of the session"),
         (endless_silence, "may be silent for inf s, .* at most 1000000 s"),
