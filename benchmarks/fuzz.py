@@ -4,27 +4,30 @@
 
 The services speak mutual TLS. Each method is called with the certificate of each role that may call it. These certificates belong to
 holders that run no part of the job, so the job must go on. Prints tables in Markdown. A third of the calls that need a
-grant of the scheduler have one, for a job that was made up for them.
+grant of the scheduler have one, for a job that was made up for them. A control unit that the job does not use gets valid
+requests for data, rounds and uses of another job.
 
 The exit status is 1 in each of these cases:
 
 - A call ended with a wrong status, or not in time.
 - A pair of a method and a role got no message.
 - A reader raised an unexpected error.
-- A server stopped, grew by more than 300 MB, or kept a call open.
+- A server stopped or kept a call open. Or it grew by more than 300 MB in all, or by more than 30 MB in the second half.
 - The job stopped.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import math
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +60,23 @@ from collapipe.certificates.tokens import decode_token, encode_token  # noqa: E4
 from collapipe.documents import read_document  # noqa: E402
 from collapipe.errors import CollapipeError  # noqa: E402
 from collapipe.job import JobConfig  # noqa: E402
-from collapipe.rpc import sign_grant  # noqa: E402
+from collapipe.rpc import grant_of, sign_grant  # noqa: E402
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
 from collapipe.scheduler.job_store import JobDocument  # noqa: E402
 from collapipe.scheduler.scrape import read_page  # noqa: E402
 from collapipe.tasks.vocabulary import parse_vocabulary  # noqa: E402
 from collapipe.tensors.frames import Frame, FrameAssembler, FrameKind, encode_frame  # noqa: E402
-from collapipe.v1 import edge_server_pb2, enrollment_pb2, plan_pb2, stage_pb2, telemetry_pb2  # noqa: E402
+from collapipe.v1 import (  # noqa: E402
+    control_unit_pb2,
+    control_unit_pb2_grpc,
+    edge_server_pb2,
+    enrollment_pb2,
+    job_pb2,
+    plan_pb2,
+    stage_pb2,
+    telemetry_pb2,
+    tensor_pb2,
+)
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors  # noqa: E402
 
 HOLDERS = {
@@ -81,12 +94,25 @@ SERVERS = {
     "EnrollmentService": "authority",
 }
 """Services that all stage hosts offer are called at device-0-1."""
-_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.enable_http_proxy", 0)]
-"""A channel of the project would not send what is too large for the server."""
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+"""A channel of the project would not send what is too large for the server. Each channel has a connection of its own."""
+_SAMPLE_CLUSTER = 1
+_SAMPLE_CONTROL_UNIT = f"control-unit-{_SAMPLE_CLUSTER}"
+"""The job beside does not use its cluster, so it may load data and run rounds of another job."""
 _THREADS = 8
 _FIRST_GRANT = 1 << 62
 """The scheduler of the deployment has no larger number, so that these grants always count."""
+PARTS = 10
+"""Equal parts of the messages, or of the time if it does not suffice. Memory is measured after each."""
 _MOST_GROWTH_BYTES = 300_000_000
+_MOST_LATE_GROWTH_BYTES = 30_000_000
+"""Most growth in the second half of a run. A leak of 200 bytes for each of 300,000 messages exceeds it."""
+_START_SECONDS = 300.0
+"""Longest time until a job commits its next rounds. A busy machine takes minutes to start all processes."""
 _END_SECONDS = 60.0
 """Time in which the calls of every method must have ended once the job is cancelled."""
 
@@ -124,14 +150,14 @@ def main() -> None:
 
 
 def _list(numbers: Counter[str]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in numbers.most_common())
+    return ", ".join(f"{name} {number}" for name, number in numbers.items())
 
 
 def fuzz_services(
     folder: Path, messages: int, seconds: float, seed: str
 ) -> Iterator[tuple[str, Outcome]]:
     """Yields what became of the calls of each method by each role, and then of the job and of the processes."""
-    with SecuredDeployment(folder / "secured") as deployment, ExitStack() as owned:
+    with SecuredDeployment(folder / "secured", num_clusters=2) as deployment, ExitStack() as owned:
         collapipe("certs", "issue", str(deployment.authority), *HOLDERS.values())
         job = make_job(
             folder / "job",
@@ -141,24 +167,28 @@ def fuzz_services(
         )
         client = owned.enter_context(deployment.client())
         sample = make_job(
-            folder / "sample", devices_per_cluster=2, training={"rounds": 1, "local_steps": 1}
+            folder / "sample",
+            devices_per_cluster=1,
+            use_clusters=[_SAMPLE_CLUSTER],
+            training={"rounds": 1, "local_steps": 1},
+            schedule={"silence_seconds": 5},
         )
         sample_id = client.submit(sample)
         _wait_for_rounds(deployment, sample_id, 1)
-        grants = Grants(deployment, sample, sample_id)
+        grants = owned.enter_context(Grants(deployment, sample, sample_id))
         job_id = client.submit(job)
         rounds = Counter[str]()
         _wait_for_rounds(deployment, job_id, 2)
-        before = deployment.memory()
+        held = [deployment.memory()]
         calls: dict[str, RandomCalls] = {}
-        for method, role in _pairs():
+        for method, role, server in _targets():
             holder = Identity.parse(HOLDERS[role])
             service = method.containing_service.name
-            address = deployment.addresses[SERVERS.get(service, "device-0-1")]
-            channel = owned.enter_context(
-                grpc.secure_channel(
-                    address, deployment.security(holder.name).channel_credentials(), _OPTIONS
-                )
+            open_channel = partial(
+                grpc.secure_channel,
+                deployment.addresses[server],
+                deployment.security(holder.name).channel_credentials(),
+                _OPTIONS,
             )
             words = [holder.name, "127.0.0.1:1"]
             if role not in (Role.SCHEDULER, Role.ADMIN):  # They may do anything with the job.
@@ -166,14 +196,24 @@ def fuzz_services(
             # A client would submit it, and a control unit would load its data in place of those of the job beside.
             if role not in (Role.CLIENT, Role.ADMIN) and service != "ControlUnitService":
                 words.append(job.to_json())
+            if server == _SAMPLE_CONTROL_UNIT:
+                words += [sample_id, sample.to_json(), "client:me"]
             inputs = RandomInputs(
-                f"{seed}/{method.full_name}/{role.value}",
+                f"{seed}/{method.full_name}/{role.value}/{server}",
                 words,
-                grants.messages(method.name, holder.name),
+                grants.messages(method.name, holder.name, server),
             )
-            calls[f"{service}/{method.name} as {role.value}"] = RandomCalls(channel, method, inputs)
+            name = f"{service}/{method.name} as {role.value}"
+            if server == _SAMPLE_CONTROL_UNIT:
+                name += " at the idle control unit"
+            channel = owned.enter_context(open_channel())
+            calls[name] = RandomCalls(channel, open_channel, method, inputs)
         committed = client.find_job(job_id).num_rounds_committed
-        take_turns(list(calls.values()), _THREADS, messages, seconds)
+        line, started = deque(calls.values()), time.monotonic()
+        for part in range(1, PARTS + 1):
+            until = started + seconds * part / PARTS
+            take_turns(line, _THREADS, messages * part // PARTS, until)
+            held.append(deployment.memory())
         for name, made in calls.items():
             if not made.outcome.messages:
                 made.outcome.faults.append(("got no message: give it more --seconds", []))
@@ -181,21 +221,14 @@ def fuzz_services(
         rounds["rounds meanwhile"] = client.find_job(job_id).num_rounds_committed - committed
         yield "the job beside", Outcome(codes=rounds)
         _wait_for_rounds(deployment, job_id, client.find_job(job_id).num_rounds_committed + 2)
-        growth, after = Outcome(), deployment.memory()
-        for process, held in before.items():
-            if process not in after:
-                growth.faults.append((f"{process} has ended", []))
-                continue
-            grown = after[process] - held
-            growth.codes[f"{process} MB"] = round(grown / 1e6)
-            if grown > _MOST_GROWTH_BYTES:
-                growth.faults.append((f"{process} grew by {grown / 1e6:.0f} MB", []))
-        yield "memory of the processes", growth
+        after = deployment.memory()
+        for process in held[0]:
+            yield f"MB of {process}", memory_outcome([each.get(process) for each in (*held, after)])
         logs = Outcome()
-        for process in before:
-            for line in deployment.log(process).splitlines():
-                if "unexpectedly" in line or "Traceback" in line:
-                    logs.faults.append((f"{process}: {line}", []))
+        for process in held[0]:
+            for text in deployment.log(process).splitlines():
+                if "unexpectedly" in text or "Traceback" in text:
+                    logs.faults.append((f"{process}: {text}", []))
         yield "logs of the processes", logs
         client.cancel(job_id)
         open_calls = Outcome()
@@ -204,34 +237,152 @@ def fuzz_services(
         yield "calls that stay open", open_calls
 
 
+def memory_outcome(held: Sequence[int | None]) -> Outcome:
+    """Judges what a process held at the start, after each part of the messages and at the end; `None` where it had ended.
+
+    Buffers, threads and the events that a job keeps fill up once, so that memory reaches a plateau. A leak goes on in the second half.
+    """
+    outcome = Outcome()
+    for place, held_bytes in enumerate(held):
+        if held_bytes is None:
+            outcome.faults.append(("the process has ended", []))
+            return outcome
+        name = f"{100 * place // PARTS} %" if place <= PARTS else "at the end"
+        outcome.codes[name] = round(held_bytes / 1e6)
+    first, middle, last = (int(held[place] or 0) for place in (0, PARTS // 2, -1))
+    for text, growth, most in (
+        ("in all", last - first, _MOST_GROWTH_BYTES),
+        ("in the second half", last - middle, _MOST_LATE_GROWTH_BYTES),
+    ):
+        if growth > most:
+            outcome.faults.append((f"grew by {growth / 1e6:.0f} MB {text}", []))
+    return outcome
+
+
 class Grants:
-    """Makes valid first messages with grants of a scheduler, for a job that was made up. Its model is that of a trained job.
+    """Makes valid first messages, with grants of a scheduler where they need one. What they ask for has the model of a trained job.
 
     Args:
-        sample: The trained job.
+        sample: The trained job. Only the second cluster has its data.
         sample_id: Its id.
     """
 
     def __init__(self, deployment: SecuredDeployment, sample: JobConfig, sample_id: str) -> None:
         self._deployment = deployment
         self._sample = sample
+        self._spec = job_pb2.JobSpec(job_id=sample_id, config_json=sample.to_json())
         directory = deployment.folder / "state" / "edge-server" / "jobs" / sample_id
         documents = [json.loads((directory / f"{n}.json").read_text()) for n in ("job", "commit")]
         self._model = plan_pb2.ModelSpec(**documents[0]["model"])
         self._commit = json_format.ParseDict(documents[1], plan_pb2.Commit())
-        self._number = 0
+        stored = deployment.folder / "scheduler-state" / "jobs" / sample_id / "job.json"
+        self._document = JobDocument.model_validate_json(stored.read_text())
+        self._numbers = itertools.count(100)
+        self._channel = grpc.secure_channel(
+            deployment.addresses[_SAMPLE_CONTROL_UNIT],
+            deployment.security("fuzz-scheduler").channel_credentials(),
+            _OPTIONS,
+        )
+
+    def __enter__(self) -> "Grants":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._channel.close()
 
     def messages(
-        self, method: str, holder: str
+        self, method: str, holder: str, server: str
     ) -> Callable[[Callable[[Message], None]], Message] | None:
-        """Returns what makes first messages of a method; `None` if it needs no grant.
+        """Returns what makes first messages of a method; `None` if random ones reach as much.
 
         Args:
             holder: The name of the caller.
+            server: The process that is called.
         """
-        makers = {"RunStage": self._configure, "PushUnit": self._push}
+        makers: dict[str, Callable[[Callable[[Message], None], str], Message]] = {
+            "RunStage": self._configure,
+            "PushUnit": self._push,
+        }
+        if server == _SAMPLE_CONTROL_UNIT:
+            makers = {"PrepareData": self._data, "RunRound": self._round, "RunModel": self._use}
         maker = makers.get(method)
         return None if maker is None else lambda change: maker(change, holder)
+
+    def _data(self, change: Callable[[Message], None], holder: str) -> Message:
+        request = self._data_request()
+        change(request)
+        return request
+
+    def _data_request(self) -> control_unit_pb2.PrepareDataRequest:
+        return control_unit_pb2.PrepareDataRequest(
+            job=self._spec, vocabulary=self._vocabulary(), owner="client:me"
+        )
+
+    def _vocabulary(self) -> job_pb2.BlobSource:
+        return job_pb2.BlobSource(
+            digest=self._document.vocabulary_digest,
+            address=self._deployment.addresses["edge-server"],
+        )
+
+    def _round(self, change: Callable[[Message], None], holder: str) -> Message:
+        # Another call may have replaced the data.
+        stub = control_unit_pb2_grpc.ControlUnitServiceStub(self._channel)
+        for _ in stub.PrepareData(self._data_request()):
+            pass
+        return self._round_request(change, is_use=False)
+
+    def _use(self, change: Callable[[Message], None], holder: str) -> Message:
+        start = control_unit_pb2.RunModelStart(round=self._round_request(change, is_use=True))
+        start.use.prediction.texts.append("a quiet road")
+        change(start.use)
+        return control_unit_pb2.RunModelRequest(start=start)
+
+    def _round_request(
+        self, change: Callable[[Message], None], *, is_use: bool
+    ) -> control_unit_pb2.RunRoundRequest:
+        """Returns a request for a round of the trained job that is never committed, or for a use of its model."""
+        base = plan_pb2.ClusterState()
+        base.CopyFrom(self._commit.clusters[0])
+        for unit in base.units:
+            unit.optimizer_digest = ""
+        number, num_units = next(self._numbers), len(base.units)
+        hosts = [_SAMPLE_CONTROL_UNIT, f"device-{_SAMPLE_CLUSTER}-0", "edge-server"]
+        bounds = [0, 1, num_units - 1, num_units]
+        stages = [
+            plan_pb2.Stage(
+                host_id=host,
+                address=self._deployment.addresses[host],
+                start_unit=bounds[index],
+                stop_unit=bounds[index + 1],
+                in_flight=1,
+            )
+            for index, host in enumerate(hosts)
+        ]
+        links = [plan_pb2.LinkPlan(codec=tensor_pb2.CODEC_FP32) for _ in hosts[1:]]
+        plan = plan_pb2.Plan(stages=stages, num_micro_batches=4, links=links)
+        request = control_unit_pb2.RunRoundRequest(
+            attempt=plan_pb2.Attempt(job_id=self._spec.job_id, round_index=1),
+            job=self._spec,
+            model=self._model,
+            plan=plan,
+            base=base,
+            labels=self._document.labels,
+            local_steps=0 if is_use else 1,
+            edge_address=self._deployment.addresses["edge-server"],
+            edge_host_id="edge-server",
+            vocabulary=self._vocabulary(),
+            restore_point=base,
+            total_steps=2,
+            is_use=is_use,
+        )
+        change(request)
+        request.attempt.job_id, request.attempt.attempt = self._spec.job_id, number
+        # Whatever has changed, the scheduler has granted it.
+        cluster, request.plan.cluster_index = request.plan.cluster_index, 0
+        grant = grant_of(request, self._sample, _FIRST_GRANT + number)
+        request.plan.cluster_index = grant.plan.cluster_index = cluster
+        request.grant.CopyFrom(self._sign(grant))
+        return request
 
     def _configure(self, change: Callable[[Message], None], holder: str) -> Message:
         units = list(self._commit.global_units)
@@ -254,7 +405,9 @@ class Grants:
         for unit in stage.units:
             stage.sources.add(unit_index=unit.unit_index, weights_addresses=[edge])
         change(stage)
-        stage.attempt.job_id, stage.host_cluster = grant.attempt.job_id, grant.host_cluster
+        # A larger number would be the newest attempt for ever.
+        stage.attempt.job_id, stage.attempt.attempt = grant.attempt.job_id, grant.attempt.attempt
+        stage.host_cluster = grant.host_cluster
         # Whatever has changed, the scheduler has granted it.
         grant.attempt.CopyFrom(stage.attempt)
         grant.plan.CopyFrom(stage.plan)
@@ -268,7 +421,7 @@ class Grants:
         grant = self._grant(holder)
         unit = edge_server_pb2.PushedUnit(attempt=grant.attempt, total_bytes=1000, num_samples=1)
         change(unit)
-        unit.attempt.job_id = grant.attempt.job_id
+        unit.attempt.job_id, unit.attempt.attempt = grant.attempt.job_id, grant.attempt.attempt
         grant.attempt.CopyFrom(unit.attempt)
         grant.plan.cluster_index = unit.cluster_index
         unit.grant.CopyFrom(self._sign(grant))
@@ -276,8 +429,8 @@ class Grants:
 
     def _grant(self, holder: str) -> plan_pb2.Grant:
         """Returns a grant of a new attempt, whose first stage is the caller."""
-        self._number += 1
-        attempt = plan_pb2.Attempt(job_id="made-up", attempt=self._number)
+        number = next(self._numbers)
+        attempt = plan_pb2.Attempt(job_id="made-up", attempt=number)
         stop = len(self._commit.global_units)
         stages = [
             plan_pb2.Stage(host_id=holder, address="127.0.0.1:1", stop_unit=1, in_flight=1),
@@ -297,7 +450,7 @@ class Grants:
             host_cluster=9,
             edge_host_id="edge-server",
             edge_address=self._deployment.addresses["edge-server"],
-            number=_FIRST_GRANT + self._number,
+            number=_FIRST_GRANT + number,
         )
 
     def _sign(self, grant: plan_pb2.Grant) -> plan_pb2.SignedGrant:
@@ -317,12 +470,16 @@ def fuzz_readers(folder: Path, messages: int, seed: str) -> dict[str, Outcome]:
     }
 
 
-def _pairs() -> Iterator[tuple[Any, Role]]:
-    """Yields each method with each role that may call it. A caller of the authority needs no role, so one is enough."""
+def _targets() -> Iterator[tuple[Any, Role, str]]:
+    """Yields each method with each role that may call it, and a process that serves it. A caller of the authority needs no role,
+    so one is enough. Methods of control units are called at two: one trains the job beside, and one is free for valid messages."""
     for method in all_methods():
         roles = PERMISSIONS[method.containing_service.full_name][method.name]
         for role in [Role.CLIENT] if roles == ANYBODY else sorted(roles):
-            yield method, role
+            service = method.containing_service.name
+            yield method, role, SERVERS.get(service, "device-0-1")
+            if service == "ControlUnitService":
+                yield method, role, _SAMPLE_CONTROL_UNIT
 
 
 def _calls_that_stay_open(deployment: SecuredDeployment) -> set[tuple[str, str]]:
@@ -346,7 +503,7 @@ def _running_calls(deployment: SecuredDeployment) -> set[tuple[str, str]]:
 
 
 def _wait_for_rounds(deployment: SecuredDeployment, job_id: str, number: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + _START_SECONDS
     with deployment.client() as client:
         while client.find_job(job_id).num_rounds_committed < number:
             if time.monotonic() > deadline:
@@ -412,6 +569,7 @@ def readers(
     file = folder / "document.json"
 
     def read_file(data: bytes) -> None:
+        file.unlink(missing_ok=True)  # To truncate a file may wait for the disk each time.
         file.write_bytes(data)
         document = read_document(file)
         if document is not None:

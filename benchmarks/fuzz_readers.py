@@ -32,8 +32,10 @@ def main() -> None:
         if options.in_this_process:
             fuzz(Path(name), options.reader[0], options.seconds)
         names = options.reader or [reader for reader, _ in readers(Path(name))]
-    print("| reader | inputs | places in the code reached | inputs that reached new ones |")
-    print("|---|---|---|---|")
+    print(
+        "| reader | inputs | places in the code reached | inputs that reached new ones | MB at the start | MB at the end |"
+    )
+    print("|---|---|---|---|---|---|")
     failed = False
     for reader in names:
         line = [*("--reader", reader), *("--seconds", str(options.seconds)), "--in-this-process"]
@@ -41,11 +43,13 @@ def main() -> None:
             [sys.executable, "-m", "benchmarks.fuzz_readers", *line], capture_output=True, text=True
         )
         done = re.search(r"#(\d+)\s+DONE\s+cov: (\d+) .*corp: (\d+)", ended.stderr)
+        memory = re.findall(r"rss: (\d+)Mb", ended.stderr)
         if ended.returncode or not done:
             failed = True
             print(f"{reader} failed:\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}")
         else:
-            print(f"| {reader} | {' | '.join(done.groups())} |", flush=True)
+            cells = [reader, *done.groups(), memory[0], memory[-1]]
+            print(f"| {' | '.join(cells)} |", flush=True)
     sys.exit(failed)
 
 

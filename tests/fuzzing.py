@@ -54,8 +54,8 @@ _OVERSIZED = "oversized"
 _CALLS_PER_OVERSIZED = 500
 """The first call of each method and role is oversized, and then one of so many."""
 _GRANTED = "granted"
-"""The first message is valid and has a grant of the scheduler, and then some of it may be changed. A third of the calls that may be so are
-so."""
+"""The first message is valid, with a grant of the scheduler where one is needed, and then some of it may be changed. A third of the
+calls that may be so are so."""
 KINDS = (*_KINDS, _OVERSIZED, _GRANTED)
 """What may be wrong with the messages of a call."""
 _MOST_EARLIER = 50
@@ -70,6 +70,15 @@ _RIGHT_CODES = frozenset(
         grpc.StatusCode.DATA_LOSS,
     }
 )
+
+_ATTEMPTS = frozenset({"RunRound", "RunModel"})
+_FAILED_CODES = frozenset(
+    {
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+    }
+)
+"""An attempt of `_ATTEMPTS` may fail, or its values may not be finite."""
 
 
 def all_methods() -> list[MethodDescriptor]:
@@ -88,7 +97,7 @@ class RandomInputs:
 
     Args:
         words: Texts that mean something to the receiver, such as ids of jobs.
-        granted: Makes a valid first message with a grant of the scheduler. It gets a function that may change the fields of
+        granted: Makes a valid first message, with a grant of the scheduler if it needs one. It gets a function that may change the fields of
             a message that it is given.
     """
 
@@ -249,18 +258,31 @@ class RandomCalls:
     """Calls one method with random messages.
 
     A server may refuse a call. It must do so with the right status, and within `_CALL_SECONDS` unless the method may wait.
+
+    Args:
+        channel: Where calls are made.
+        open_channel: Opens another channel to the server, for one oversized message. gRPC keeps several MB to read from a connection
+            until it closes, once a large message has come over it.
     """
 
     def __init__(
-        self, channel: grpc.Channel, method: MethodDescriptor, inputs: RandomInputs
+        self,
+        channel: grpc.Channel,
+        open_channel: Callable[[], grpc.Channel],
+        method: MethodDescriptor,
+        inputs: RandomInputs,
     ) -> None:
         self.outcome = Outcome()
-        name = f"/{method.containing_service.full_name}/{method.name}"
-        self._call: Any = channel.stream_stream(name)
+        self._name = f"/{method.containing_service.full_name}/{method.name}"
+        self._channel = channel
+        self._open_channel = open_channel
         self._inputs = inputs
         self._kind = method.input_type
         self._others = [one.input_type for one in all_methods() if one.input_type != self._kind]
         self._may_wait = method.name in _WAITING
+        self._right_codes = (
+            _RIGHT_CODES | _FAILED_CODES if method.name in _ATTEMPTS else _RIGHT_CODES
+        )
 
     def take_turn(self) -> None:
         """Makes up to `_TURN_CALLS` calls, and begins none after `_TURN_SECONDS`."""
@@ -271,11 +293,19 @@ class RandomCalls:
                 break
 
     def _make_call(self) -> None:
-        outcome = self.outcome
         wrong, messages = self._inputs.call(self._kind, self._others)
+        if wrong != _OVERSIZED:
+            self._send(self._channel, wrong, messages)
+            return
+        with self._open_channel() as channel:
+            self._send(channel, wrong, messages)
+
+    def _send(self, channel: grpc.Channel, wrong: str, messages: Sequence[bytes]) -> None:
+        outcome = self.outcome
         refusal = self._refusal(wrong, messages)
         may_wait = self._may_wait and refusal is None
-        call = self._call(iter(messages), timeout=_WAITING_SECONDS if may_wait else _CALL_SECONDS)
+        seconds = _WAITING_SECONDS if may_wait else _CALL_SECONDS
+        call: Any = channel.stream_stream(self._name)(iter(messages), timeout=seconds)
         with suppress(grpc.RpcError):
             for _ in islice(call, _MOST_ANSWERS):
                 pass
@@ -285,7 +315,7 @@ class RandomCalls:
             outcome.codes["more answers"] += 1
             return
         outcome.codes[call.code().name] += 1
-        expected = {refusal} if refusal else set(_RIGHT_CODES)
+        expected = {refusal} if refusal else set(self._right_codes)
         if may_wait:
             expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)
         if not refusal and any(
@@ -295,7 +325,7 @@ class RandomCalls:
         if call.code() not in expected and len(outcome.faults) < _MOST_FAULTS:
             names = ", ".join(sorted(code.name for code in expected))
             fault = f"{wrong}: {call.code().name} instead of {names}: {call.details()}"
-            outcome.faults.append((fault, messages))
+            outcome.faults.append((fault, list(messages)))
 
     def _refusal(self, wrong: str, messages: Sequence[bytes]) -> grpc.StatusCode | None:
         """Returns the only code with which a call may end, or `None` if that depends on the server."""
@@ -337,11 +367,14 @@ def read_random_bytes(
     return outcome
 
 
-def take_turns(
-    all_calls: Sequence[RandomCalls], threads: int, messages: int, seconds: float
-) -> None:
-    """Makes calls in threads until so many messages are sent or the time is over. Nobody has a second turn before all had one."""
-    line, until = deque(all_calls), time.monotonic() + seconds
+def take_turns(line: deque[RandomCalls], threads: int, messages: int, until: float) -> None:
+    """Makes calls in threads until so many messages are sent in all. Nobody has a second turn before all had one.
+
+    Args:
+        line: Who has the next turns, in order. It goes on there when it is used again.
+        until: When no further turn begins, on the clock of `time.monotonic`.
+    """
+    all_calls = list(line)
 
     def work() -> None:
         while (

@@ -569,6 +569,13 @@ class JobConfig(Section):
         """The cluster of the deployment on which each cluster of the job runs."""
         return list(range(self.clusters)) if self.use_clusters is None else self.use_clusters
 
+    def check_cluster(self, cluster_index: int) -> None:
+        """Refuses a cluster that the job does not have; raises `InvalidInputError`."""
+        if not 0 <= cluster_index < self.clusters:
+            raise InvalidInputError(
+                f"cluster {cluster_index} does not exist: the job has clusters 0 to {self.clusters - 1}: raise clusters"
+            )
+
     def num_devices(self, cluster_index: int) -> int | None:
         """Returns how many devices a cluster must use; `None` means all registered devices."""
         if isinstance(self.devices_per_cluster, list):

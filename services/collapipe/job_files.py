@@ -20,7 +20,10 @@ def check_job_files(
 
     Raises:
         NotPermittedError: The job names such a file.
+        InvalidInputError: The job has no such cluster.
     """
+    if cluster_index is not None:
+        job.check_cluster(cluster_index)
     if data_root is None:
         return
     folders = [folder.resolve() for folder in (data_root, model_dir) if folder is not None]

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz import ROOT, fuzz_readers, fuzz_services
+from benchmarks.fuzz import PARTS, ROOT, fuzz_readers, fuzz_services, memory_outcome
 from fuzzing import KINDS
 
 pytestmark = pytest.mark.heavy
@@ -19,6 +19,18 @@ def test_random_messages_stop_neither_a_service_nor_the_job_beside_it(tmp_path: 
     called = {name: outcome for name, outcome in outcomes.items() if " as " in name}
     assert len(called) > 50
     assert {kind for outcome in called.values() for kind in outcome.kinds} == set(KINDS)
+
+
+def test_memory_that_reaches_a_plateau_is_no_fault_and_a_slope_is_one() -> None:
+    plateau = [100_000_000 + min(place, 3) * 30_000_000 for place in range(PARTS + 2)]
+    assert memory_outcome(plateau).faults == []
+    slope = [100_000_000 + place * 7_000_000 for place in range(PARTS + 2)]
+    assert [reason for reason, _ in memory_outcome(slope).faults] == [
+        "grew by 42 MB in the second half"
+    ]
+    assert [reason for reason, _ in memory_outcome([*plateau[:-1], None]).faults] == [
+        "the process has ended"
+    ]
 
 
 def test_readers_of_random_bytes_raise_only_errors_of_the_project(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.errors import NotPermittedError
+from collapipe.errors import InvalidInputError, NotPermittedError
 from collapipe.job import JobConfig
 from collapipe.job_files import check_job_files
 
@@ -77,3 +77,9 @@ def test_a_model_in_the_cache_of_the_hub_is_allowed(root: Path) -> None:
 
 def test_without_a_data_root_every_file_is_allowed(root: Path) -> None:
     check_job_files(job(data={"train": "/etc/passwd"}), None, None, 0)
+
+
+def test_a_cluster_that_the_job_does_not_have_is_refused(root: Path) -> None:
+    files = job(data={"train": [f"{root}/data/rows.jsonl", f"{root}/data/rows.jsonl"]})
+    with pytest.raises(InvalidInputError, match="cluster 2 does not exist"):
+        check(files, root, cluster_index=2)

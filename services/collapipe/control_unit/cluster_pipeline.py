@@ -11,7 +11,7 @@ from torch import Tensor
 
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.remote_stage import RemoteStage
-from collapipe.control_unit.stage_configuration import stage_configuration
+from collapipe.control_unit.stage_configuration import check_round, stage_configuration
 from collapipe.control_unit.stall_detector import OvertimeDetector, StallDetector
 from collapipe.errors import (
     AttemptFailedError,
@@ -41,6 +41,9 @@ class ClusterPipeline:
         job: The job of the request, parsed.
         own_address: Address of the control unit, from which stages fetch units.
         noise_secret: As in `stage_configuration`.
+
+    Raises:
+        InvalidInputError: The plan does not fit the job and the model.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class ClusterPipeline:
         own_address: str,
         noise_secret: bytes = b"",
     ) -> None:
+        check_round(request, job)
         self._request = request
         self._job = job
         self._resources = resources

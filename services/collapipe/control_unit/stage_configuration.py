@@ -3,9 +3,26 @@
 import hmac
 from collections.abc import Sequence
 
+from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.rpc import session_settings
 from collapipe.v1 import control_unit_pb2, stage_pb2
+
+
+def check_round(request: control_unit_pb2.RunRoundRequest, job: JobConfig) -> None:
+    """Refuses a round whose plan does not fit the job and the model; raises `InvalidInputError`. Each stage checks its own part."""
+    plan, num_units = request.plan, len(request.base.units)
+    job.check_cluster(plan.cluster_index)
+    last = max((each.stop_unit for each in (*plan.stages, *request.previous_stages)), default=0)
+    if not plan.stages or not plan.num_micro_batches:
+        wrong = f"has {len(plan.stages)} stages and {plan.num_micro_batches} micro-batches"
+    elif last > num_units:
+        wrong = f"or the one before ends at unit {last}, but the model has {num_units} units"
+    else:
+        return
+    raise InvalidInputError(
+        f"the plan of round {request.attempt.round_index} {wrong}: run the same version of CollaPipe on all machines"
+    )
 
 
 def stage_configuration(

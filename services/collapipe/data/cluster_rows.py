@@ -82,11 +82,7 @@ class ClusterRows:
     """
 
     def __init__(self, job: JobConfig, cluster_index: int) -> None:
-        if not 0 <= cluster_index < job.clusters:
-            raise InvalidInputError(
-                f"cluster {cluster_index} does not exist: the job has clusters 0 to "
-                f"{job.clusters - 1}: raise clusters"
-            )
+        job.check_cluster(cluster_index)
         self._job = job
         self._cluster_index = cluster_index
         self._is_shared = not isinstance(job.data.train, list)

@@ -61,6 +61,9 @@ _CHANNEL_OPTIONS = [
 _REASON_SECONDS = 1.0
 """How long to wait for the reason why a peer cannot be reached."""
 
+_MOST_CHANNELS = 4096
+"""Far more than a scheduler with 1,200 hosts needs. A host that starts again may have another port each time."""
+
 _OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 """Without this option, channels to the same peer share one connection."""
 
@@ -97,7 +100,8 @@ def _expecting(role: Role | None) -> list[tuple[str, str]]:
 
 
 class ChannelPool:
-    """Opens a channel to each peer on first use, and keeps it for later calls.
+    """Opens a channel to each peer on first use, and keeps it for later calls. Forgets the one that was used least recently if there
+    are more than `_MOST_CHANNELS`.
 
     Args:
         links: The links that leave this host; `None` for a process that is no host. The calls of a host name the
@@ -136,12 +140,15 @@ class ChannelPool:
                 # gRPC closes a forgotten channel as soon as its last call has ended.
                 self._former_channels, self._channels = self._channels, {}
                 self._credentials = credentials
-            if key not in self._channels:
+            channel = self._channels.pop(key, None)
+            if channel is None:
                 channel = open_channel(address, self._security, role, for_weights=for_weights)
                 if self._links is not None:
                     channel = grpc.intercept_channel(channel, ShapedCalls(self._links, address))
-                self._channels[key] = channel
-            return self._channels[key]
+            self._channels[key] = channel  # as the last one, which was used most recently
+            if len(self._channels) > _MOST_CHANNELS:
+                del self._channels[next(iter(self._channels))]
+            return channel
 
     def link(self, address: str) -> SharedLink:
         """Returns the link to the host at "host:port", for streams that send much data."""

@@ -28,6 +28,10 @@ If a call without it fails because a host is lost, the server itself is lost.
 _BLAMED_CLUSTER_KEY = "collapipe-blamed-cluster"
 """Key of the trailing metadata with the `cluster_index` of an error."""
 
+_CANNOT_BE_REACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_NO_ADDRESS = "the target uri is not valid"
+"""Part of gRPC's text about an address such as ""."""
+
 _MAX_DETAILS_BYTES = 2000
 """Longest text in a status. gRPC drops a call if the escaped status has more than 8 KiB."""
 
@@ -84,7 +88,8 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
         return errors.DivergedError(explanation, blamed.decode(errors="replace"))
     if isinstance(blamed, bytes):
         return errors.PeerLostError(blamed.decode(errors="replace"), explanation)
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+    # gRPC says UNKNOWN if an address cannot be one of a host.
+    if code in _CANNOT_BE_REACHED or _NO_ADDRESS in explanation:
         return errors.PeerLostError(
             peer,
             f"{peer} cannot be reached ({_first_line(explanation) or code.name}): {_remedy(explanation)}",

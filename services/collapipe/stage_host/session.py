@@ -531,10 +531,17 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
         )
     stage = stages[configure.stage_index]
     units = [state.unit_index for state in configure.units]
-    if units != list(range(stage.start_unit, stage.stop_unit)):
+    # A range takes no memory, however long it is.
+    wanted = range(stage.start_unit, stage.stop_unit)
+    if len(units) != len(wanted) or units != list(wanted):
         raise InvalidInputError(
             f"stage {configure.stage_index} is to run units {stage.start_unit} to {stage.stop_unit - 1}, "
             f"but was given the state of units {units}"
+        )
+    if len(configure.sources) != len(units):
+        raise InvalidInputError(
+            f"stage {configure.stage_index} was given the sources of {len(configure.sources)} of its {len(units)} units: run the same "
+            "version everywhere"
         )
     if configure.HasField("privacy") and len(configure.privacy.secrets) != len(units):
         raise InvalidInputError(

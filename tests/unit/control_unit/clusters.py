@@ -1,6 +1,6 @@
 """One cluster and an edge server in one process, with real gRPC. A test chooses the plan of each round."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,8 +119,19 @@ class Cluster:
         del self.losses[self.commit.num_rounds * self.job.training.local_steps :]
         self.num_units = prepared.num_blocks + 2
 
-    def run_round(self, ranges: Ranges, *, evaluate: bool = False, train: bool = True) -> None:
-        """Runs a round and commits it, or only evaluates."""
+    def run_round(
+        self,
+        ranges: Ranges,
+        *,
+        evaluate: bool = False,
+        train: bool = True,
+        change: Callable[[RunRoundRequest], None] = lambda request: None,
+    ) -> None:
+        """Runs a round and commits it, or only evaluates.
+
+        Args:
+            change: Changes the request before it is sent.
+        """
         attempt = Attempt(
             job_id=JOB_ID,
             round_index=self.commit.num_rounds,
@@ -164,6 +175,7 @@ class Cluster:
         if self.commit.HasField("candidate"):
             request.candidate.CopyFrom(self.commit.candidate.clusters[0])
             request.candidate_stages.extend(self._candidate_stages)
+        change(request)
         prepared: RoundPrepared | None = None
         for response in self._control_unit().RunRound(request, timeout=SECONDS):
             if response.HasField("evaluation"):

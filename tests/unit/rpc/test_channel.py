@@ -1,5 +1,7 @@
 """Retries and proxies of channels."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from collapipe.errors import PeerLostError
 from collapipe.rpc import ChannelPool, Security, open_channel, serve
+from collapipe.rpc import channel as channel_module
 from collapipe.rpc.channel import _IDEMPOTENT
 from collapipe.v1 import profile_pb2, scheduler_pb2
 
@@ -110,3 +113,20 @@ def test_weights_have_a_connection_of_their_own() -> None:
             pool.close()
     assert len(usual) == 1  # The other channels to a peer share one connection.
     assert len(weights) == 2 and not usual & weights
+
+
+def test_a_pool_forgets_the_channel_that_was_used_least_recently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "_MOST_CHANNELS", 3)
+    pool = ChannelPool(Security.insecure())
+    first, second = pool.channel("127.0.0.1:1"), pool.channel("127.0.0.1:2")
+    assert pool.channel("127.0.0.1:1") is first
+    forgotten = weakref.ref(second)
+    del second
+    for port in (3, 4):
+        pool.channel(f"127.0.0.1:{port}")
+    gc.collect()
+    assert forgotten() is None
+    assert pool.channel("127.0.0.1:1") is first
+    pool.close()

@@ -161,6 +161,14 @@ def test_unreachable_server_is_a_lost_peer() -> None:
     assert raised.value.host_id == "device-1"
 
 
+def test_an_address_that_cannot_be_one_is_a_lost_peer() -> None:
+    with grpc.insecure_channel("") as channel, pytest.raises(grpc.RpcError) as failed:
+        channel.unary_unary("/a/b")(b"", timeout=10)
+    error = to_error(failed.value, "the vocabulary's host")
+    assert isinstance(error, errors.PeerLostError)
+    assert "address is right" in str(error)
+
+
 def test_call_beyond_its_deadline_is_a_lost_peer() -> None:
     over = threading.Event()
 

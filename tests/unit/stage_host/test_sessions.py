@@ -1,5 +1,6 @@
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,6 +116,10 @@ def one_unit_too_few(configure: ConfigureStage) -> None:
     del configure.units[-1]
 
 
+def no_source_of_a_unit(configure: ConfigureStage) -> None:
+    del configure.sources[-1]
+
+
 def no_window(configure: ConfigureStage) -> None:
     configure.plan.stages[1].in_flight = 0
 
@@ -132,6 +137,7 @@ def endless_silence(configure: ConfigureStage) -> None:
     [
         (stage_beyond, "stage 2 does not exist in a plan of 2 stages"),
         (one_unit_too_few, r"is to run units 1 to 4, .* state of units \[1, 2, 3\]"),
+        (no_source_of_a_unit, "stage 1 was given the sources of 3 of its 4 units"),
         (no_window, "stage 1 has an in-flight window of 0"),
         (no_training, "the training settings of the session"),
         (endless_silence, "may be silent for inf s, .* at most 1000000 s"),
@@ -145,6 +151,18 @@ def test_configuration_that_contradicts_itself_is_refused(
     with pytest.raises(InvalidInputError, match=said):
         host.open(configure).next()
     host.ready()  # The refused attempt does not count as served.
+
+
+def test_a_plan_with_millions_of_units_is_refused_without_listing_them(host: StageHost) -> None:
+    configure = host.configure()
+    configure.plan.stages[1].stop_unit = 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match="is to run units 1 to 1048575"):
+            host.open(configure).next()
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_session_has_to_begin_with_its_configuration(host: StageHost) -> None:
