@@ -166,7 +166,7 @@ class CollaPipeClient:
         known = list(dict.fromkeys(status.name for status in jobs))
         hint = did_you_mean(job, [*known, *(status.job_id for status in jobs)])
         raise NotFoundError(
-            f"the scheduler at {self.address} knows no job {job!r}: {hint}It has {', '.join(known) or 'none'}"
+            f"the scheduler at {self.address} knows no job {job!r}: {hint}{'It' if hint else 'it'} has {', '.join(known) or 'none'}"
         )
 
     def submit(self, job: JobConfig, resume: bool = False) -> str:

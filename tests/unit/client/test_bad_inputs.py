@@ -463,7 +463,10 @@ def test_interrupt_during_the_imports_has_no_traceback(tmp_path: Path) -> None:
         "sys.meta_path.insert(0, Slow())\n"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
+    # A shell starts background jobs with Ctrl-C ignored, and processes inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with command("status", tmp_path, PYTHONPATH=path) as process:
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         assert process.stdout.readline() == "imports\n"
         process.send_signal(signal.SIGINT)

@@ -1,7 +1,9 @@
 """`collapipe train --dry-run` checks a job and estimates it, and starts nothing."""
 
 import json
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -44,7 +46,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(*arguments: str) -> Result:
-    return _RUNNER.invoke(app, arguments)
+    with patch.object(sys, "argv", ["collapipe", *arguments]):
+        return _RUNNER.invoke(app, arguments)
 
 
 def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path: Path) -> None:

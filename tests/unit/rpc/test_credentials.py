@@ -49,7 +49,7 @@ def test_identity_of_the_caller_is_known_to_the_server(ours: Authority) -> None:
 def test_caller_of_another_authority_is_refused(ours: Authority, others: Authority) -> None:
     stranger = others.security("client:me")
     trusting = Unchecked(ours.path, stranger.certificate, stranger.key)
-    with pytest.raises(PeerLostError, match="this side's certificate may have expired"):
+    with pytest.raises(PeerLostError, match="doctor` on both machines examines their certificates"):
         ask(ours.security("scheduler:server"), trusting)
 
 
@@ -176,7 +176,7 @@ def test_server_whose_certificate_has_expired_is_refused_with_the_remedy(
 def test_caller_whose_certificate_has_expired_is_refused_with_likely_causes(
     ours: Authority,
 ) -> None:
-    with pytest.raises(PeerLostError, match="this side's certificate may have expired"):
+    with pytest.raises(PeerLostError, match="doctor` on both machines examines their certificates"):
         ask(ours.security("scheduler:server"), ours.expired("client:me"))
 
 

@@ -316,21 +316,21 @@ def test_one_trace_is_collected_at_a_time(page: WebServer, cookie: str, content:
     content.held.clear()
     answers: list[Any] = []
     path = "/api/jobs/one/rounds/3/trace?cluster=1"
-    first = threading.Thread(target=lambda: answers.append(ask(page, "GET", path, cookie=cookie)))
-    first.start()
+    threads: list[threading.Thread] = []
 
     def is_refused() -> bool:
-        second = threading.Thread(
-            target=lambda: answers.append(ask(page, "GET", path, cookie=cookie))
+        threads.append(
+            threading.Thread(target=lambda: answers.append(ask(page, "GET", path, cookie=cookie)))
         )
-        second.start()
-        second.join(0.5)
+        threads[-1].start()
+        threads[-1].join(0.5)
         return bool(answers)
 
     wait_for(is_refused, "a second trace is refused while the first is collected")
     assert answers[0][0] == 503
     content.held.set()
-    first.join()
+    for thread in threads:
+        thread.join()
     assert (200, {"index": 2, "cluster": 1}) in [(each[0], each[2]) for each in answers]
 
 
