@@ -237,7 +237,7 @@ def test_use_waits_for_a_job_and_neither_disturbs_the_other(
         waits: list[str] = []
         found = answers(client, answering.job_id, TEXTS[:2], waiting=waits.append)
         assert found == expected
-        assert any(f"job {job_id} to end" in wait for wait in waits)
+        assert any(f"job {job_id} of client:" in wait and " to end (" in wait for wait in waits)
         assert client.find_job(job_id).state == JOB_STATE_SUCCEEDED
 
         # A use between two runs of a job is newer than the first and older than the second.

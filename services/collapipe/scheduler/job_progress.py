@@ -54,7 +54,8 @@ class JobProgress:
         if warning is None or warning.code in self._warned:
             return
         self._warned.add(warning.code)
-        logger.warning("job %s: %s: %s", self.job_id, warning.message, warning.advice)
+        name = scheduler_pb2.WarningCode.Name(warning.code).removeprefix("WARNING_CODE_")
+        logger.warning("%s job %s: %s: %s", name, self.job_id, warning.message, warning.advice)
         self.publish(warning=warning)
 
     def set_trouble(self, trouble: scheduler_pb2.JobTrouble) -> None:

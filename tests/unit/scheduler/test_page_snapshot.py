@@ -240,16 +240,19 @@ def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) 
 
 
 @pytest.mark.parametrize(
-    ("round_seconds", "words"),
+    ("rounds", "round_seconds", "words"),
     [
-        ([], "time left not known yet"),
-        ([5.0], "less than 1 min left"),
-        ([100.0], "about 15 min left"),
-        ([3600.0], "about 9 h left"),
+        (10, [], "time left not known yet"),
+        (10, [5.0], "less than 1 min left"),
+        (10, [100.0], "about 15 min left"),
+        (10, [3600.0], "about 9 h left"),
+        (1, [3600.0], "only its last evaluation is left"),
     ],
 )
-def test_time_left_is_told_in_words(world: World, round_seconds: list[float], words: str) -> None:
-    document = world.submit(rounds=10)
+def test_time_left_is_told_in_words(
+    world: World, rounds: int, round_seconds: list[float], words: str
+) -> None:
+    document = world.submit(rounds=rounds)
     for seconds in round_seconds:
         world.publish(document, round_started=RoundStarted(round_index=0))
         world.publish(document, round_committed=RoundCommitted(num_rounds=1, round_seconds=seconds))

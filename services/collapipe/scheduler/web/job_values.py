@@ -90,7 +90,9 @@ class WatchedJob:
         """Says in words how long the job still takes, if that is known from its rounds."""
         if self.started is None or not self.round_seconds:
             return "time left not known yet"
-        ends: Any = self.end(math.nan)["ends"]
+        ends: Any = self.end(math.nan).get("ends")
+        if ends is None:
+            return "only its last evaluation is left"
         minutes = max(ends["middle"] - time.time(), 0.0) / 60
         if minutes < 1:
             return "less than 1 min left"
