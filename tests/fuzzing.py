@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from collapipe import v1
-from collapipe.rpc.options import MAX_MESSAGE_BYTES
+from collapipe.rpc.options import MAX_MESSAGE_BYTES, PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
 from collapipe.rpc.status import BLAMED_HOST_KEY
 
 _WORDS = [
@@ -280,6 +280,9 @@ class RandomCalls:
         self._kind = method.input_type
         self._others = [one.input_type for one in all_methods() if one.input_type != self._kind]
         self._may_wait = method.name in _WAITING
+        is_public = method.containing_service.name == "EnrollmentService"
+        options = dict(PUBLIC_SERVER_OPTIONS if is_public else SERVER_OPTIONS)
+        self._most_bytes = options["grpc.max_receive_message_length"]
         self._right_codes = (
             _RIGHT_CODES | _FAILED_CODES if method.name in _ATTEMPTS else _RIGHT_CODES
         )
@@ -318,6 +321,8 @@ class RandomCalls:
         expected = {refusal} if refusal else set(self._right_codes)
         if may_wait:
             expected.add(grpc.StatusCode.DEADLINE_EXCEEDED)
+        if any(len(message) > self._most_bytes for message in messages):
+            expected.add(grpc.StatusCode.RESOURCE_EXHAUSTED)
         if not refusal and any(
             item.key == BLAMED_HOST_KEY for item in call.trailing_metadata() or ()
         ):
@@ -329,7 +334,7 @@ class RandomCalls:
 
     def _refusal(self, wrong: str, messages: Sequence[bytes]) -> grpc.StatusCode | None:
         """Returns the only code with which a call may end, or `None` if that depends on the server."""
-        if wrong == _OVERSIZED:
+        if wrong == _OVERSIZED or (messages and len(messages[0]) > self._most_bytes):
             return grpc.StatusCode.RESOURCE_EXHAUSTED
         if messages and not self._is_readable(messages[0]):
             return grpc.StatusCode.INVALID_ARGUMENT

@@ -18,7 +18,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.v1 import control_unit_pb2, job_pb2
 
 OTHER_UNITS, OTHER_DIGEST, REFUSED = "other units", "other digest", "refused"
-FOR_EVER = "signs of life for ever"
+FOR_EVER, NO_KEYS = "signs of life for ever", "no keys"
 _SILENCES = 2.0
 """The scheduler waits for progress for 3 times as many silences."""
 
@@ -50,7 +50,15 @@ def _make_control_unit_lie() -> None:
                 response.prepared.state.units[0].weights_digest = 64 * "0"
             yield response
 
+    make_keys = ControlUnitServicer.MakeMaskingKeys
+
+    def refusing(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        if _lie() == NO_KEYS:
+            raise InvalidInputError("no keys today")
+        return make_keys(self, request, context)
+
     ControlUnitServicer.RunRound = lying  # type: ignore[method-assign]
+    ControlUnitServicer.MakeMaskingKeys = refusing  # type: ignore[method-assign]
 
 
 def _make_scheduler_impatient() -> None:

@@ -10,15 +10,16 @@ import pytest
 from integration.running import run_job
 from reference.tiny_jobs import make_job
 
-from collapipe.job import JobConfig
+from collapipe.job import AveragingConfig, JobConfig
 from collapipe.v1.scheduler_pb2 import (
     INCIDENT_CODE_ATTEMPT_FAILED,
     INCIDENT_CODE_HOST_LEFT_OUT,
     JOB_STATE_FAILED,
+    JOB_STATE_SUCCEEDED,
 )
 from collapipe_client import LocalTestbed
 from faults.interrupted import run_interrupted
-from faults.lying_service import FOR_EVER, OTHER_DIGEST, OTHER_UNITS, REFUSED
+from faults.lying_service import FOR_EVER, NO_KEYS, OTHER_DIGEST, OTHER_UNITS, REFUSED
 
 pytestmark = pytest.mark.heavy
 
@@ -94,6 +95,30 @@ def test_job_goes_on_without_the_liar_and_tries_it_again(
         for cluster in range(3):
             losses = finished.losses(cluster)
             assert losses and again.losses(cluster)[: len(losses)] == losses
+
+
+def test_secure_job_goes_on_without_a_cluster_that_makes_no_keys(
+    testbed: TestbedWithLiar, tmp_path: Path
+) -> None:
+    job = job_of_three(tmp_path, "no-keys", 4, min_clusters=2)
+    job = job.model_copy(update={"averaging": AveragingConfig(secure=True)})
+    told, late = [], {}
+    with testbed.client() as client:
+        job_id = client.submit(job)
+        for event in client.watch(job_id):
+            if event.incident.code == INCIDENT_CODE_HOST_LEFT_OUT:
+                told.append(list(event.incident.host_ids))
+                testbed.lie(
+                    ""
+                )  # The next attempt repeats the round before, with the same clusters.
+            if event.HasField("round_committed"):
+                committed = event.round_committed
+                late[committed.num_rounds] = list(committed.late_clusters)
+                if not told:
+                    testbed.lie(NO_KEYS)
+        assert client.find_job(job_id).state == JOB_STATE_SUCCEEDED
+    assert late == {1: [], 2: [1], 3: [], 4: []}
+    assert told == [[LIAR]]
 
 
 @pytest.mark.parametrize(("lie", "num_attempts"), [(OTHER_UNITS, 3), (REFUSED, 1), (FOR_EVER, 3)])

@@ -42,6 +42,8 @@ _LIKE = 1.1
 """A device whose blocks take less than so many times those of the fastest one is as fast."""
 _MOST_SOLVE_SECONDS = 0.5
 """Changes that need a new decision are left out if the decision took longer than this."""
+_MOST_HOPS = 8
+"""Links between neighbours in the pipeline for which predictions are made."""
 _MOST_DEVICES = 4
 """Devices of a cluster for which a new decision is made."""
 _UNMEASURED_BPS = 1e12
@@ -125,6 +127,8 @@ def _settings(decision: RoundDecision, now: float) -> Iterator[Advice]:
             f"upload weights as int8: --set 'training.upload_codecs={codecs}' (it rounds changes: watch the metric)",
             now - _seconds(changed, uploads),
         )
+    if decision.solve_seconds > _MOST_SOLVE_SECONDS:
+        return
     if strategy in _WITH_SEGMENTS and strategy != "proportional":
         yield Advice(
             "segments in proportion to speed: --set schedule.strategy=proportional",
@@ -147,13 +151,17 @@ def _links(decision: RoundDecision, index: int, now: float) -> Iterator[Advice]:
     problem, plan = decision.question.problem, decision.plans[index]
     cluster = problem.clusters[index]
     ids = [stage.host_id for stage in plan.stages]
-    pairs = [frozenset(pair) for pair in itertools.pairwise(ids)]
+    hops = list(itertools.pairwise(ids))
+    pairs = [frozenset(hop) for hop in hops]
+    # Each prediction takes all links of a cluster, so only the slowest hops are looked at.
+    links = decision.prediction.clusters[index].links
+    slowest = sorted(range(len(hops)), key=lambda k: -links[k].loop_seconds)[:_MOST_HOPS]
     subjects: list[tuple[str, frozenset[str], frozenset[str]]] = [
-        (f"between {one} and {other}", frozenset((one, other)), frozenset((one, other)))
-        for one, other in itertools.pairwise(ids)
+        (f"between {' and '.join(hops[k])}", pairs[k], pairs[k]) for k in slowest
     ]
     # A device has one link to the network, which is a part of all links to others.
-    subjects += [(f"of {host_id}", frozenset((host_id,)), frozenset(ids)) for host_id in ids[:-1]]
+    at_ends = dict.fromkeys(host_id for k in slowest for host_id in hops[k] if host_id != ids[-1])
+    subjects += [(f"of {host_id}", frozenset((host_id,)), frozenset(ids)) for host_id in at_ends]
     for words, ends, others in subjects:
         used = [
             link
@@ -190,7 +198,7 @@ def _links(decision: RoundDecision, index: int, now: float) -> Iterator[Advice]:
             )
         if trip:
             yield Advice(
-                f"a shorter way {words} (move it nearer): a round trip of {1e3 * _NEARER * trip:.3g} instead of "
+                f"a shorter way {words} (move the hosts nearer): a round trip of {1e3 * _NEARER * trip:.3g} instead of "
                 f"{1e3 * trip:.3g} ms",
                 saved(trip=_NEARER),
                 marked("trip"),

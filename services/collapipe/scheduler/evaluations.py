@@ -25,6 +25,7 @@ class Evaluations:
         """Adds what a cluster has counted. Returns the evaluation if it was the last cluster, and one has rows.
 
         Args:
+            counted: Empty for a cluster that fails. What it has counted before stays.
             num_rounds: Committed rounds of the evaluated model.
         """
         with self._lock:
@@ -32,7 +33,8 @@ class Evaluations:
                 num_rounds != self._num_rounds
             ):  # A late cluster may not have evaluated the model before.
                 self._num_rounds, self._counted = num_rounds, {}
-            self._counted[cluster_index] = dict(counted.sums)
+            if counted.sums or cluster_index not in self._counted:
+                self._counted[cluster_index] = dict(counted.sums)
             if len(self._counted) < self._num_clusters:
                 return None
             sums = add_sums(self._counted.values())

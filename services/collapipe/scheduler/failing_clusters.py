@@ -21,8 +21,8 @@ class FailingClusters:
         self._patience: defaultdict[int, float] = defaultdict(lambda: _PATIENCE)
         self._failed_rounds: Counter[int] = Counter()
         """Rounds in a row without each cluster."""
-        self._next_round: dict[int, int] = {}
-        """The index of the round in which each cluster that failed is tried again."""
+        self._pauses: dict[int, range] = {}
+        """The indices of the rounds without each cluster that failed. Earlier rounds, if they are repeated, have it again."""
 
     def failed(self, cluster_index: int, error: CollapipeError) -> bool:
         """Tells that a cluster has failed. Returns whether its round should go on without it, and not be repeated."""
@@ -42,12 +42,14 @@ class FailingClusters:
         with self._lock:
             pause = min(2 ** self._failed_rounds[cluster_index] - 1, _LONGEST_PAUSE)
             self._failed_rounds[cluster_index] += 1
-            self._next_round[cluster_index] = round_index + 1 + pause
-            return self._next_round[cluster_index]
+            self._pauses[cluster_index] = range(round_index, round_index + 1 + pause)
+            return self._pauses[cluster_index].stop
 
-    def ended(self, cluster_index: int) -> None:
-        """Tells that a cluster has ended a round that counts."""
+    def ended(self, cluster_index: int, round_index: int) -> None:
+        """Tells that a cluster has ended a round that counts. Rounds from before its last failure, which are repeated, change nothing."""
         with self._lock:
+            if round_index < self._pauses.get(cluster_index, range(0)).stop:
+                return
             patience = self._patience[cluster_index] + _PATIENCE_OF_ROUND
             self._patience[cluster_index] = min(patience, _PATIENCE)
             del self._failed_rounds[cluster_index]
@@ -55,4 +57,4 @@ class FailingClusters:
     def pausing(self, round_index: int) -> list[int]:
         """Returns the clusters that are not tried in a round, because they have failed before."""
         with self._lock:
-            return [i for i in self._failed_rounds if round_index < self._next_round[i]]
+            return [i for i in self._failed_rounds if round_index in self._pauses[i]]

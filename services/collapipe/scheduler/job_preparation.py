@@ -27,10 +27,11 @@ logger = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 3600.0
 """A control unit that only sends signs of life for longer is given up."""
-_MOST_ROWS = 1 << 40
-"""Far above what a control unit can hold. Sums of many clusters fit into 64 bits."""
-_MOST_LABELS = 1 << 16
-"""Each label adds a row of weights to the head."""
+_MOST = (1 << 40, 1 << 40, 1 << 16, 100)
+"""Most training rows, held-out rows, labels and notes of a cluster. So many rows are far above what a control unit can hold, and sums
+of many clusters fit into 64 bits. Each label adds a row of weights to the head."""
+_MOST_CHARACTERS = 1000
+"""Length of a note. The rest is cut."""
 
 
 @dataclass(frozen=True)
@@ -166,14 +167,12 @@ class JobPreparation:
             data = self._calls.last_answer(call, unit.host_id, "load its data")
         except CollapipeError as error:
             raise told_by(unit.host_id, error) from None
-        if (
-            max(data.num_rows, data.num_held_out_rows) > _MOST_ROWS
-            or len(data.labels) > _MOST_LABELS
-        ):
+        found = data.num_rows, data.num_held_out_rows, len(data.labels), len(data.notes)
+        if any(n > most for n, most in zip(found, _MOST, strict=True)):
             raise PeerFaultyError(
                 unit.host_id,
-                f"{unit.host_id} says that it has {data.num_rows} training rows, {data.num_held_out_rows} held-out rows and "
-                f"{len(data.labels)} labels, but at most {_MOST_ROWS} rows and {_MOST_LABELS} labels are possible: look at its log",
+                f"{unit.host_id} says that it has {found[0]} training rows, {found[1]} held-out rows, {found[2]} labels and {found[3]} "
+                f"notes, but at most {', '.join(map(str, _MOST))} are possible: look at its log",
             )
         logger.info(
             "cluster %d has %d training rows and %d held-out rows",
@@ -197,7 +196,7 @@ def describe_data(
         labels: The labels of the job.
     """
     places = {each.label: each.place for data in reversed(loaded) for each in data.held_out_labels}
-    notes = list(dict.fromkeys(note for data in loaded for note in data.notes))
+    notes = list(dict.fromkeys(note[:_MOST_CHARACTERS] for data in loaded for note in data.notes))
     if job.data.held_out is None:
         num_held_out = sum(data.num_held_out_rows for data in loaded)
         num_rows = num_held_out + sum(data.num_rows for data in loaded)

@@ -4,6 +4,7 @@ import logging
 import time
 from typing import Any
 
+from collapipe.errors import CorruptDataError
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import timestamp_after
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundResult
@@ -51,12 +52,16 @@ class JobProgress:
 
     def warn(self, warning: scheduler_pb2.JobWarning | None) -> None:
         """Publishes and logs a warning, if there is one, unless one of its code was told before."""
-        if warning is None or warning.code in self._warned:
+        if warning is None or self.has_warned(warning.code):
             return
         self._warned.add(warning.code)
         name = scheduler_pb2.WarningCode.Name(warning.code).removeprefix("WARNING_CODE_")
         logger.warning("%s job %s: %s: %s", name, self.job_id, warning.message, warning.advice)
         self.publish(warning=warning)
+
+    def has_warned(self, code: scheduler_pb2.WarningCode) -> bool:
+        """Returns whether a warning of this code was told before."""
+        return code in self._warned
 
     def set_trouble(self, trouble: scheduler_pb2.JobTrouble) -> None:
         """Takes what the job lacks now, and publishes it if more than its times has changed."""
@@ -124,12 +129,19 @@ class JobProgress:
         """Publishes an evaluation, and stores it with the round that made the model."""
         self.document.evaluation = evaluation
         round_index = evaluation.num_rounds - 1
-        result = self.jobs.find_result(self.job_id, round_index) if round_index >= 0 else None
-        if result is not None:
+        if result := self._find_result(round_index):
             result.evaluation = evaluation
             self._store_result(round_index, result)
         self.publish(evaluation=evaluation)
         self.warn(self._one_answer.look_at(self.job, evaluation))
+
+    def _find_result(self, round_index: int) -> RoundResult | None:
+        """Returns the stored result of a round. A damaged one does not end the job, because no later round depends on it."""
+        try:
+            return self.jobs.find_result(self.job_id, round_index) if round_index >= 0 else None
+        except (CorruptDataError, OSError):
+            logger.exception("job %s: the result of round %d is lost", self.job_id, round_index + 1)
+            return None
 
     def _store_result(self, round_index: int, result: RoundResult) -> None:
         """Stores a result. A full disk does not end the job, because no later round depends on it."""

@@ -300,6 +300,8 @@ class JobRunner:
 
     def _look_at_emulation(self, hosts: JobHosts, since: float) -> None:
         """Warns if the emulation of a round did not hold. The planner logs a source that does not answer."""
+        if self._progress.has_warned(scheduler_pb2.WARNING_CODE_SLOW_EMULATION):
+            return
         source = self._telemetry.source
         instances = {getattr(host, source.instance_field): id for id, host in hosts.by_id.items()}
         with suppress(CollapipeError):

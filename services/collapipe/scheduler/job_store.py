@@ -415,7 +415,8 @@ class JobStore:
         return document
 
     def save_round(self, job_id: str, round_index: int, document: RoundDocument) -> None:
-        """Stores an attempt at a round. It replaces the previous attempt."""
+        """Stores an attempt at a round. It replaces the previous attempt, with its result."""
+        self._result_path(job_id, round_index).unlink(missing_ok=True)
         write_document(self._round_path(job_id, round_index), document.model_dump(mode="json"))
 
     def find_result(self, job_id: str, round_index: int) -> RoundResult | None:

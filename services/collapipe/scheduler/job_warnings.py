@@ -138,7 +138,8 @@ class WaitingDevices:
         """Looks at the next round."""
         waiting = {
             stage.host_id: stage.times
-            for summary in committed.summaries
+            for index, summary in enumerate(committed.summaries)
+            if index not in committed.late_clusters  # Those show how far they came.
             for stage in summary.stages[1:-1]  # Neither the control unit nor the edge server.
             if _only_waits(stage.times)
         }

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from collapipe.errors import (
+    AttemptFailedError,
     CancelledError,
     CollapipeError,
     InfeasibleError,
     InvalidInputError,
+    NotFoundError,
     NotPermittedError,
     PeerFaultyError,
     PeerLostError,
+    WrongStateError,
 )
 from collapipe.rpc import ChannelPool, check_masking_keys
-from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.planner import Planner
 from collapipe.secure_aggregation.keys import ENCRYPTED_BYTES, SECRET_BYTES, is_public_key
@@ -145,6 +148,10 @@ class MaskingCalls:
             # These calls need no other host, so it may blame none.
             raise PeerLostError(control_unit.host_id, str(error)) from error
         except CollapipeError as error:
+            if isinstance(error, (AttemptFailedError, NotFoundError, WrongStateError)):
+                raise told_by(
+                    control_unit.host_id, error
+                ) from None  # It was started again, perhaps.
             refuses = isinstance(error, (InvalidInputError, InfeasibleError, NotPermittedError))
             message = f"{control_unit.host_id} failed when it was asked to {task}: {error}"
             raise PeerFaultyError(control_unit.host_id, message, refuses=refuses) from error

@@ -1,5 +1,6 @@
 """Says in words how the plans of a round differ from those of the round before."""
 
+import math
 from collections.abc import Iterator
 
 from collapipe.allocation import ClusterPlan, predict
@@ -56,7 +57,10 @@ def _why(decision: RoundDecision) -> str:
     if gone:
         return f"{', '.join(sorted(gone)[:_MOST_CHANGES])} takes no part now"
     now = decision.prediction.round_seconds
+    if decision.guessed or not math.isfinite(now):
+        return "speeds or links are not measured yet"
+    told = f"predicted: {now:.3g} s for the round"
     if problem.previous is None:
-        return f"predicted: {now:.3g} s for the round"
+        return told
     before = predict(problem, problem.previous).round_seconds
-    return f"predicted: {now:.3g} s for the round, {before:.3g} s without this change"
+    return f"{told}, {before:.3g} s without this change" if math.isfinite(before) else told

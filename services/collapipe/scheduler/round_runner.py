@@ -19,11 +19,11 @@ from collapipe.scheduler.catching_up import (
     can_catch_up,
     catch_up,
     committed_rounds,
-    forget_moments,
 )
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.failing_clusters import FailingClusters
+from collapipe.scheduler.going_on import GoingOn, without_result
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
@@ -87,6 +87,7 @@ class RoundRunner:
         self._channels = channels
         self._calls = calls
         self._failing = failing or FailingClusters()
+        self._going_on = GoingOn(progress, planner, self._failing)
         self._decides_anew = decides_anew
         self._planning = RoundPlanning(progress, prepared, planner, decides_anew=decides_anew)
         self._unusual = UnusualChanges(progress)
@@ -325,7 +326,7 @@ class RoundRunner:
         answer = None
         while answer is None:
             for index in late.failed:
-                prepared[index] = self._without_result(index, prepared[index])
+                prepared[index] = without_result(self._commit.clusters[index], prepared[index])
             late_clusters = sorted(late.late)
             ended_early = {
                 index: cluster.summary.local_steps
@@ -357,14 +358,16 @@ class RoundRunner:
                         unmasking=unmasking,
                     )
             except CollapipeError as error:
-                if document.is_revealed or not self._commits_without(error, late):
+                if document.is_revealed or not self._going_on.commits_without(
+                    error, late, round_index
+                ):
                     raise
         for index, plan in enumerate(plans):
             if index in late.failed:
                 self._requests.previous_plans[index] = None
             elif index not in late.late:
                 self._requests.previous_plans[index] = plan
-                self._failing.ended(index)
+                self._failing.ended(index, round_index)
         self._commit = answer.commit
         self._unusual.look_at(round_index, answer.changes, plans)
         self._requests.restore_point = self._commit.restore_point
@@ -402,15 +405,20 @@ class RoundRunner:
     def _agree_on_masks(
         self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
     ) -> MaskingCalls:
-        """Returns the masks of the clusters that do not fail meanwhile."""
+        """Returns the masks of the clusters that take part.
+
+        Raises:
+            AttemptFailedError: A cluster has failed. The next attempt begins without it, because control units make keys once in
+                an attempt.
+        """
         units = [c.control_unit.host_id for c in self._planner.hosts.clusters]
-        while True:
-            try:
-                return self._masking(attempt, document, late)
-            except PeerLostError as error:
-                index = units.index(error.host_id)
-                if not self._goes_on_without(index, error, late):
-                    raise
+        try:
+            return self._masking(attempt, document, late)
+        except PeerLostError as error:
+            index = units.index(error.host_id)
+            if self._going_on.without(index, error, late, self._commit.num_rounds):
+                raise AttemptFailedError(str(error)) from error
+            raise
 
     def _masking(
         self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
@@ -439,21 +447,6 @@ class RoundRunner:
             refuses = isinstance(error, PeerFaultyError) and error.refuses
             return refuses or error.host_id == self._planner.hosts.edge_server.host_id
         return not isinstance(error, CollapipeError) or isinstance(error, CancelledError)
-
-    def _goes_on_without(self, index: int, error: CollapipeError, late: LateClusters) -> bool:
-        """Returns whether a round goes on without a cluster that has failed, and tells it."""
-        if isinstance(error, CancelledError) or not self._failing.failed(index, error):
-            return False
-        if not late.goes_on_without(index):
-            return False
-        round_index = self._commit.num_rounds
-        again = self._failing.left_out(index, round_index)
-        self._progress.tell(
-            scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT,
-            f"round {round_index + 1} goes on without cluster {index}, which is tried again in round {again + 1}: {error}",
-            self._planner.hosts.clusters[index].control_unit.host_id,
-        )
-        return True
 
     def _keep(
         self,
@@ -528,31 +521,12 @@ class RoundRunner:
         except CollapipeError as error:
             if index in late.late:
                 return unprepared
-            if not self._goes_on_without(index, error, late):
+            if not self._going_on.without(index, error, late, self._commit.num_rounds):
                 raise
             if evaluates:
                 self._count_nothing(index)
             return unprepared
         return prepared if late.ended(index) else unprepared
-
-    def _commits_without(self, error: CollapipeError, late: LateClusters) -> bool:
-        """Returns whether a round that cannot be committed because of one cluster can be committed without it."""
-        index = error.cluster_index
-        if index not in set(range(self._job.clusters)) - late.late or index is None:
-            return False
-        unit = self._planner.hosts.clusters[index].control_unit.host_id
-        error.args = (f"what {unit} has prepared cannot be committed: {error}",)
-        return self._goes_on_without(index, PeerFaultyError(unit, str(error)), late)
-
-    def _without_result(
-        self, index: int, prepared: control_unit_pb2.RoundPrepared
-    ) -> control_unit_pb2.RoundPrepared:
-        """Returns what a commit has of a cluster that has failed: the state from which it began, with new optimizer states."""
-        state = self._commit.clusters[index]
-        summary = job_pb2.RoundSummary(stages=prepared.summary.stages)
-        unprepared = control_unit_pb2.RoundPrepared(state=state, summary=summary)
-        forget_moments(unprepared.state)
-        return unprepared
 
     def _count_nothing(self, index: int) -> None:
         """Lets the evaluation go on without a cluster that fails."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from collapipe.errors import InvalidInputError
 from collapipe.job import TrainingConfig
 
 
@@ -40,7 +41,15 @@ def make_optimizer(
 
 
 def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -> float:
-    """Returns the learning rate of one optimizer step. Steps are counted over the whole job, from 0."""
+    """Returns the learning rate of one optimizer step. Steps are counted over the whole job, from 0.
+
+    Raises:
+        InvalidInputError: The job has no such step.
+    """
+    if step_index >= total_steps:
+        raise InvalidInputError(
+            f"step {step_index} of a job with steps 0 to {total_steps - 1} has no learning rate: run the same version everywhere"
+        )
     peak, step = training.learning_rate, step_index + 1
     warm_up = training.num_warm_up_steps(total_steps)
     if step <= warm_up:

@@ -19,9 +19,9 @@ def test_other_failures_of_a_cluster_are_tried_again_three_times() -> None:
 
 def test_cluster_that_fails_and_succeeds_in_turns_costs_few_attempts() -> None:
     failing, repeated = FailingClusters(), 0
-    for _ in range(1000):
+    for index in range(1000):
         repeated += not failing.failed(1, LOST)
-        failing.ended(1)
+        failing.ended(1, index)
     assert repeated <= 103
 
 
@@ -34,6 +34,15 @@ def test_pause_doubles_up_to_a_limit_until_the_cluster_ends_a_round() -> None:
             tried.append(index)
             again = failing.left_out(1, index)
     assert tried == [0, 1, 3, 7, 15, 31, 63, 95, 127]
-    failing.ended(1)
-    assert failing.pausing(151) == []
-    assert failing.left_out(1, 151) == 152
+    failing.ended(1, 159)
+    assert failing.pausing(160) == []
+    assert failing.left_out(1, 160) == 161
+
+
+def test_cluster_that_pauses_takes_part_in_earlier_rounds_that_are_repeated() -> None:
+    failing = FailingClusters()
+    failing.left_out(1, 20)
+    again = failing.left_out(1, 21)
+    assert again == 23
+    failing.ended(1, 10)
+    assert [index for index in range(30) if 1 in failing.pausing(index)] == [21, 22]

@@ -107,3 +107,14 @@ def test_full_disk_takes_the_result_of_a_round_but_not_the_job(
     progress.round_committed(RoundCommitted(num_rounds=1, round_seconds=2.0))
     assert "round 1 has no stored result" in caplog.text
     assert published(events)[0].round_committed.round_seconds == 2.0
+
+
+def test_damaged_result_of_a_round_costs_its_evaluation_but_not_the_job(
+    progress: JobProgress, events: EventLog, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress.round_committed(RoundCommitted(num_rounds=1, round_seconds=2.0))
+    [file] = (tmp_path / "jobs" / progress.job_id / "results").iterdir()
+    file.write_text("{", encoding="utf-8")
+    progress.evaluated(Evaluation(num_rounds=1, metric="accuracy", value=0.5))
+    assert "the result of round 1 is lost" in caplog.text
+    assert published(events)[-1].evaluation.value == 0.5

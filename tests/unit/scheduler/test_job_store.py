@@ -9,9 +9,10 @@ import pytest
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import DataConfig, JobConfig, ScheduleConfig, TaskConfig, TrainingConfig
 from collapipe.scheduler import deleted_jobs
-from collapipe.scheduler.job_store import JobStore, RoundDocument
+from collapipe.scheduler.job_store import JobStore, RoundDocument, RoundResult
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
+from collapipe.v1.scheduler_pb2 import RoundCommitted
 
 
 def make_job(
@@ -114,7 +115,9 @@ def test_new_attempt_replaces_the_one_before_and_leaves_other_rounds(tmp_path: P
     job_id = store.create(make_job()).job_id
     store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
     store.save_round(job_id, 1, attempt_of(0, "device-0", 4))
+    store.save_result(job_id, 0, RoundResult(committed=RoundCommitted(num_rounds=1)))
     store.save_round(job_id, 0, attempt_of(1, "device-1", 8))
+    assert store.find_result(job_id, 0) is None, "it is of the attempt before"
     assert store.round(job_id, 0) == attempt_of(1, "device-1", 8)
     assert store.round(job_id, 1) == attempt_of(0, "device-0", 4)
 

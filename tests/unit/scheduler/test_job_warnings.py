@@ -142,6 +142,11 @@ def test_device_that_waits_in_two_rounds_is_told_with_its_seconds() -> None:
     assert warning is not None
     assert "round 4, fast waited for 29.0 of 30.0 s, as in" in warning.message
     assert "slow" not in warning.message and "edge" not in warning.message
+    hanging = WaitingDevices()
+    for number in (1, 2, 3):
+        late = committed(number, **busy)
+        late.late_clusters.append(0)
+        assert hanging.look_at(late) is None
 
 
 def counters(busy: float, overrun: float) -> list[Series]:

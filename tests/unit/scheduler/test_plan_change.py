@@ -47,3 +47,9 @@ def test_host_that_is_gone_is_the_reason() -> None:
 def test_other_numbers_of_micro_batches_are_a_change() -> None:
     said = say_change(decision(plan(3, 3), plan(3, 3, micro_batches=8)))
     assert said.startswith("8 micro-batches instead of 4 (predicted: ")
+
+
+def test_predictions_that_nobody_measured_are_not_told() -> None:
+    decided = decision(plan(4, 2), plan(2, 4))
+    guessed = replace(decided, guessed=("device-0",))
+    assert say_change(guessed).endswith("(speeds or links are not measured yet)")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from collapipe.errors import InvalidInputError
 from collapipe.job import TrainingConfig
 from collapipe.stage_runtime.optimizer import (
     clip_scale,
@@ -109,3 +110,8 @@ def test_only_matrices_decay(kind: str) -> None:
 def test_unit_with_only_vectors_or_only_matrices_has_an_optimizer() -> None:
     for parameter in (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 2))):
         assert len(make_optimizer([parameter], TrainingConfig()).param_groups) == 1
+
+
+def test_step_after_the_last_one_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="step 0 of a job with steps 0 to -1"):
+        learning_rate(TrainingConfig(decay="linear", warm_up_steps=0), 0, total_steps=0)

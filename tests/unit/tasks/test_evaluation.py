@@ -219,3 +219,11 @@ def test_entity_f1_is_that_of_seqeval(tmp_path: Path) -> None:
     expected = f1_score(*tags)
     assert 0 < expected < 1
     assert task.score([predicted])["entity_f1"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_cluster_that_fails_after_it_has_counted_stays_in_the_evaluation() -> None:
+    evaluations = Evaluations("classification", 2)
+    assert evaluations.add(0, EvaluationSums(sums={"rows": 4, "right": 3}), 1) is None
+    assert evaluations.add(0, EvaluationSums(), 1) is None
+    found = evaluations.add(1, EvaluationSums(), 1)
+    assert found is not None and (found.num_rows, found.value) == (4, 0.75)
