@@ -57,6 +57,7 @@ def test_rounds_with_gaps_are_drawn_and_told_as_far_as_they_go(tmp_path: Path) -
     assert found.losses == [(2.0, 2.0)] and found.curve("queues", "d") == ([2], [0.0])
     plots = draw_plots(found)
     assert [plot.name for plot in plots] == ["loss", "time", "parts", "queues"]
+    assert plots[-1].title == "Energy backlog"
     write_job_report(tmp_path / "report.html", found, plots, "")
     rows = Page(tmp_path / "report.html").tables[0]
     assert [row[0].text for row in rows[1:]] == ["1", "2 (attempt 2) (without clusters 0)"]

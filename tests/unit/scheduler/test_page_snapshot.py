@@ -292,11 +292,14 @@ def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) 
     world.publish(document, warning=warning)
     world.publish(document, data_note=scheduler_pb2.DataNote(message="9 rows are held out"))
     world.publish(document, round_started=RoundStarted(change="device-1 takes block 2"))
+    without = RoundCommitted(num_rounds=1, round_seconds=2.0, late_clusters=[0, 2])
+    world.publish(document, round_committed=without)
     told = [(each["kind"], each["text"]) for each in world.sections()["job"]["events"]]
     assert told == [
         ("FLAT_LOSS", "it stays: change it"),
         ("data_note", "9 rows are held out"),
         ("round_started", "round 1 starts: device-1 takes block 2"),
+        ("round_committed", "round 1 is committed after 2.0 s without clusters 0, 2"),
     ]
 
 
