@@ -3,14 +3,13 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.completion import context_names
 from collapipe_client.contexts import Context, contexts_document, read_contexts, write_contexts
 from collapipe_client.endpoint import EndpointOptions, find_endpoint
-from collapipe_client.reporting import exit_codes, plain_table, print_json, say
+from collapipe_client.reporting import exit_codes, plain_table, print_json, print_table, say
 
 context_app = typer.Typer(
     no_args_is_help=True, help="Name the deployments that other commands talk to."
@@ -107,4 +106,4 @@ def list_contexts(as_json: AsJson = False) -> None:
             table.add_row(
                 "*" if name == contexts.used else "", name, context.scheduler, certificate
             )
-        Console().print(table)
+        print_table(table)

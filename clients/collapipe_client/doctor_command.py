@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.doctor import Check, Role, examine, read_box_settings
 from collapipe_client.endpoint import EndpointOptions, find_endpoint
-from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
+from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, print_table, say
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -94,11 +93,8 @@ def _show(checks: list[Check]) -> None:
     """Prints a table of the checks. The remedies follow without line breaks, so that they can be copied."""
     table = plain_table("check", "", "found")
     for check in checks:
-        # `Text` shows messages of peers unchanged, even if they look like rich's markup.
-        table.add_row(
-            Text(check.name), Text(check.result, _STYLES[check.result]), Text(check.found)
-        )
-    Console().print(table)
+        table.add_row(check.name, Text(check.result, _STYLES[check.result]), check.found)
+    print_table(table)
     to_do = [check for check in checks if check.remedy]
     if to_do:
         say("\nwhat to do:")

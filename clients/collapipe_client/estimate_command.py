@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from collapipe.emulation.boxes import Box
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
@@ -16,7 +15,7 @@ from collapipe_client.box_options import BOX_FORM, read_boxes
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings
 from collapipe_client.job_files import read_job
 from collapipe_client.processes import child_environment
-from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
+from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, print_table, say
 
 _SHORT_NAMES = ", ".join(profile.short_name for profile in DEVICE_PROFILES.values())
 
@@ -163,7 +162,7 @@ def _say_hosts(cluster: dict[str, Any]) -> None:
                 )
             ),
         )
-    Console(width=160).print(table)
+    print_table(table, width=160)
 
 
 def _say_links(cluster: dict[str, Any]) -> None:
@@ -178,7 +177,7 @@ def _say_links(cluster: dict[str, Any]) -> None:
             f"{link['forward_seconds']:.3g}",
             f"{link['backward_seconds']:.3g}",
         )
-    Console(width=160).print(table)
+    print_table(table, width=160)
 
 
 def _say_round(cluster: dict[str, Any]) -> None:

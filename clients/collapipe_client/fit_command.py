@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson
-from collapipe_client.reporting import exit_codes, plain_table, print_json, say
+from collapipe_client.reporting import exit_codes, plain_table, print_json, print_table, say
 
 if TYPE_CHECKING:
     from collapipe.allocation.round_model.convergence_fit import (
@@ -81,7 +80,7 @@ def _say_fit(runs: Sequence["TrainedRun"], fitted: "ConvergenceFit") -> None:
     for run, value in zip(runs, fitted.fitted, strict=True):
         measured = f"{run.squared_gradient_norm:.4g}"
         table.add_row(run.name, measured, f"{value:.4g}", f"{_relative_residual(run, value):+.1%}")
-    Console().print(table)
+    print_table(table)
     if fitted.r_squared is not None:
         say(f"R^2 {fitted.r_squared:.3f}")
     for position, constant in enumerate(fitted.constants):

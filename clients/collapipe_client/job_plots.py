@@ -64,7 +64,7 @@ def draw_plots(records: JobRecords) -> list[Plot]:
         curves = {host: records.curve("queues", host) for host in queues}
         caption = "Energy that each device has used beyond its budget so far."
         unit = "backlog, budgets of a round"
-        plots.append(_curves(records, "queues", "Energy queues", unit, curves, caption))
+        plots.append(_curves(records, "queues", "Energy backlog", unit, curves, caption))
     return [plot for plot in plots if plot is not None]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collapipe_client import report_page as page
-from collapipe_client.quantities import say_rate
+from collapipe_client.quantities import say_duration
 
 if TYPE_CHECKING:  # It needs matplotlib, which may be missing.
     from collapipe_client.plot_files import Plot
@@ -60,7 +60,7 @@ class JobRecords:
     def losses(self) -> list[tuple[float, float]]:
         """Each loss, with its place counted in rounds."""
         return [
-            (r["round"] - self.every + self.every * (index + 1) / len(losses), loss)
+            (r["round"] - 1 + (index + 1) / len(losses), loss)
             for r in self.rounds
             if (losses := r.get("losses"))
             for index, loss in enumerate(losses)
@@ -139,7 +139,7 @@ def _lead(records: JobRecords) -> page.Html:
         f": {job['committed']} of {job['rounds']} rounds",
     ]
     if job["submitted"] and job["ended"]:
-        said.append(f", {_duration(job['ended'] - job['submitted'])} in all")
+        said.append(f", {say_duration(job['ended'] - job['submitted'])} in all")
     if evaluation:
         value = page.tag("b", f"{evaluation['value']:.4g}")
         said += [
@@ -196,7 +196,7 @@ def _rounds(records: JobRecords, sampled: str) -> Iterator[page.Html]:
         attempt = each.get("attempt", 0)
         late = each.get("late")
         notes = f" (attempt {attempt + 1})" * bool(attempt)
-        notes += f" (late: {', '.join(map(str, late))})" if late else ""
+        notes += f" (without clusters {', '.join(map(str, late))})" if late else ""
         losses = [loss for loss in each.get("losses", ()) if loss is not None]
         values = [each.get("seconds"), each.get("predicted_seconds")]
         values += [parts.get(name) for name in (*PARTS.values(), "other")]
@@ -228,8 +228,9 @@ def _plan(rounds: Sequence[Mapping[str, Any]]) -> Iterator[page.Html]:
             link = links.get(name)
             words = ""
             if link:
-                limit = f", at most {say_rate(link['limit_bps'])}" if link["limit_bps"] else ""
-                words = f"{link['codec']} to {link['to']}{limit}"
+                limit = link["limit_bps"]
+                words = f"{link['codec']} to {link['to']}"
+                words += f", at most {limit / 1e6:.3g} Mbit/s" if limit else ""
             busy = cluster.get("busy", {}).get(name)
             rows.append(
                 [
@@ -279,21 +280,27 @@ def _history(rounds: Sequence[Mapping[str, Any]]) -> Iterator[page.Html]:
 
 
 def _costs(records: JobRecords, sampled: str) -> Iterator[page.Html]:
-    job, rounds = records.job, records.rounds
+    job, rounds, every = records.job, records.rounds, records.every
     computing: dict[str, float] = defaultdict(float)
     for each in rounds:
         for cluster in each.get("clusters", ()):
             for host, seconds in cluster.get("computing_seconds", {}).items():
-                computing[host] += seconds or 0.0
-    took = sum(each.get("seconds") or 0.0 for each in rounds)
-    joules = sum(each.get("energy_joules") or 0.0 for each in rounds)
-    moved = {way: sum(_moved(each, way) or 0 for each in rounds) for way in ("pushed", "fetched")}
+                computing[host] += every * (seconds or 0.0)
+    took = every * sum(each.get("seconds") or 0.0 for each in rounds)
+    joules = every * sum(each.get("energy_joules") or 0.0 for each in rounds)
+    pushed, fetched = (
+        every * sum(_moved(each, way) or 0 for each in rounds) for way in ("pushed", "fetched")
+    )
+
+    def say(value: float, scale: float, unit: str) -> page.Html:
+        return page.join("about " if every > 1 else "", page.amount(value, scale, unit=unit))
+
     yield page.facts(
         [
-            ("time of all rounds", page.amount(took, unit="s")),
-            ("weights pushed", page.amount(moved["pushed"], 1e-6, unit="MB")),
-            ("weights fetched", page.amount(moved["fetched"], 1e-6, unit="MB")),
-            ("predicted energy", page.amount(joules, unit="J") if joules else ""),
+            ("time of all rounds", say(took, 1.0, "s")),
+            ("weights pushed", say(pushed, 1e-6, "MB")),
+            ("weights fetched", say(fetched, 1e-6, "MB")),
+            ("predicted energy", say(joules, 1.0, "J") if joules else ""),
             (
                 "disk of the edge server",
                 page.amount(job["stored_bytes"], 1e-6, unit="MB") if job["stored_bytes"] else "",
@@ -301,6 +308,7 @@ def _costs(records: JobRecords, sampled: str) -> Iterator[page.Html]:
         ]
     )
     caption = f"Forward and backward passes of all rounds, beside the time of all rounds. {sampled}"
+    caption += " The sums over all rounds are estimated from these." if sampled else ""
     rows = [
         [host, page.amount(seconds), page.amount(seconds / took if took else None, 100)]
         for host, seconds in computing.items()
@@ -325,9 +333,3 @@ def _moment(unix_seconds: float | None) -> str:
     if not unix_seconds:
         return ""
     return datetime.fromtimestamp(unix_seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

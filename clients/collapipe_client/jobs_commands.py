@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from collapipe.errors import InvalidInputError
@@ -28,6 +27,7 @@ from collapipe_client.reporting import (
     exit_codes,
     plain_table,
     print_json,
+    print_table,
     say,
     termination_as_interrupt,
 )
@@ -80,7 +80,7 @@ def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> Non
         if as_json:
             print_json({"jobs": [to_document(job) for job in jobs]})
             return
-        Console().print(job_table(jobs))
+        print_table(job_table(jobs))
         total = sum(job.stored_bytes for job in jobs)
         if total:
             say(

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
-from collapipe_client.reporting import plain_table, say
+from collapipe_client.reporting import plain_table, print_table, say
 
 _MOST_CHECKPOINTS = 5
 """Rounds at which losses and metrics are compared, at most."""
@@ -35,9 +33,11 @@ class _Record:
         self.job, *self.rounds = parts
         self.metric_name = (self.job["evaluation"] or {}).get("metric", "")
         self.points: list[_Point] = []
-        seconds, metric = 0.0, None
+        seconds, metric, last = 0.0, None, 0
         for each in self.rounds:
-            seconds += (each.get("seconds") or 0.0) * each["every"]
+            # The rounds that are left out before it took about as long.
+            seconds += (each.get("seconds") or 0.0) * (each["round"] - last)
+            last = each["round"]
             metric = each.get("metrics", {}).get(self.metric_name, metric)
             losses = [loss for loss in each.get("losses", ()) if loss is not None]
             loss = statistics.mean(losses) if losses else None
@@ -113,7 +113,7 @@ def say_comparison(document: dict[str, Any]) -> None:
         "committed rounds": [job["rounds"] for job in jobs],
         "seconds of all rounds": [_digits(job["seconds"]) for job in jobs],
         "seconds of a round": [_digits(job["round_seconds"]) for job in jobs],
-        "predicted": [_digits(job["predicted_round_seconds"]) for job in jobs],
+        "seconds of a round, predicted": [_digits(job["predicted_round_seconds"]) for job in jobs],
         "samples/s": [_digits(job["samples_per_second"]) for job in jobs],
         "MB of weights a round": [
             _digits((job["weights_bytes_of_a_round"] or 0) / 1e6) for job in jobs
@@ -134,7 +134,7 @@ def say_comparison(document: dict[str, Any]) -> None:
                 table.add_row(f"{name} {moment}", *map(_digits, each[key]))
     for key, values in document["settings"].items():
         table.add_row(key, *("not set" if value is None else str(value) for value in values))
-    Console().print(table)
+    print_table(table)
     if not document["settings"]:
         say("no setting differs")
 

@@ -24,6 +24,7 @@ from collapipe_client.reporting import (
     exit_codes,
     plain_table,
     print_json,
+    print_table,
     say,
     termination_as_interrupt,
 )
@@ -187,7 +188,7 @@ def _say_table(plan: Plan, cluster: ClusterTable) -> None:
             _in_seconds(row.predicted_seconds),
             _in_seconds(row.measured_seconds),
         )
-    Console(emoji=False).print(table)
+    print_table(table)
     for link in cluster.links:
         say(_wrapped(f"  link {link.words}"))
     for host_id, reason in cluster.idle.items():

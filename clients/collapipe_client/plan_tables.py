@@ -103,7 +103,7 @@ class RoundRecord:
     def seconds(self) -> str:
         """Tells how long the round was predicted to take, and took."""
         predicted = self.prediction.get("full_round_seconds")
-        told = "not predicted (no speeds were measured before)"
+        told = "not predicted (`collapipe plan explain` says why)"
         if predicted is not None:
             told = f"predicted {predicted:.2f} s"
         if self.committed is None:

@@ -43,6 +43,15 @@ def plain_table(*columns: str) -> Table:
     return Table(*columns, box=None, pad_edge=False, header_style="bold")
 
 
+def print_table(table: Table, width: int | None = None) -> None:
+    """Prints a table with its texts unchanged, like `say`.
+
+    Args:
+        width: In characters. `None` takes that of the terminal.
+    """
+    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+
+
 def _say_file_error(error: OSError) -> str:
     """Says which file an error of the operating system is about, and what to do."""
     file = error.filename or "this folder"

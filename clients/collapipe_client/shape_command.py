@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
 from collapipe.emulation.links import LinkDescription, describe_mistakes
 from collapipe.emulation.network_profiles import NETWORK_PROFILES, LinkConditions, network_profile
@@ -28,7 +27,7 @@ from collapipe_client.quantities import (
     say_ratio,
     say_seconds,
 )
-from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, say
+from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, print_table, say
 from collapipe_client.shaping_files import (
     EmulatedLinks,
     Report,
@@ -215,12 +214,12 @@ def _list(state: Path | None, workspace: Path, as_json: bool) -> None:
             table.add_row(f"{name} (down)", *_row(profile.down), "")
     for name, trace in TRACES.items():
         table.add_row(name, "", "", "", "", f"trace: {trace.description}")
-    Console().print(table)
+    print_table(table)
     if links is not None:
         shaped = plain_table("link", "conditions")
         for key, link in links.items():
             shaped.add_row(key, _describe(link))
-        Console().print(shaped)
+        print_table(shaped)
 
 
 def _print_report(report: Report, as_json: bool) -> None:
@@ -233,7 +232,7 @@ def _print_report(report: Report, as_json: bool) -> None:
             for receiver, link in links.items():
                 table.add_row(sender, receiver, *_row(link))
         if table.row_count:
-            Console().print(table)
+            print_table(table)
         for sender, problems in report.problems.items():
             for problem in problems:
                 say(f"{sender}: {problem}" if sender else problem)

@@ -25,7 +25,14 @@ from rich.table import Table
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson
 from collapipe_client.quantities import say_age
-from collapipe_client.reporting import complain, exit_codes, plain_table, print_json, say
+from collapipe_client.reporting import (
+    complain,
+    exit_codes,
+    plain_table,
+    print_json,
+    print_table,
+    say,
+)
 from collapipe_client.scenario_files import read_scenario_file
 
 if TYPE_CHECKING:
@@ -101,7 +108,7 @@ def simulate(
             return
         say("medians over seeds, with their 95 % confidence intervals in brackets")
         shown = columns(summaries)
-        Console().print(_table(parameter, on_devices(summaries), shown))
+        print_table(_table(parameter, on_devices(summaries), shown))
         for summary, words in say_centralized(scenario, summaries):
             say(words if parameter is None else f"at {parameter} {summary.value:g}, {words}")
         for summary in summaries:

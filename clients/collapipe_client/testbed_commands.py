@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from collapipe.errors import NotFoundError
 from collapipe.mistakes import did_you_mean
@@ -24,6 +23,7 @@ from collapipe_client.reporting import (
     page_line,
     plain_table,
     print_json,
+    print_table,
     say,
     termination_as_interrupt,
 )
@@ -156,7 +156,7 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             ended = {p.name for p in record.processes if not p.alive} if record else set()
             for host in hosts:
                 host_table.add_row(*_host_row(host, ended))
-            Console().print(host_table)
+            print_table(host_table)
             now = time.time()
             if clock := say_clock(hosts, now):
                 say(f"  {clock}")
@@ -164,7 +164,7 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
                 if host.suspicion:
                     until = say_moment(host.suspected_until, now)
                     say(f"  {host.host.host_id} is suspected until {until}: {host.suspicion}")
-            Console().print(job_table(jobs))
+            print_table(job_table(jobs))
             for job in jobs:
                 if trouble := say_trouble(job.trouble, now, job.message):
                     say(f"  job {job.job_id}: {trouble}")

@@ -19,6 +19,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    FiniteFloat,
     PlainSerializer,
     PlainValidator,
     ValidationError,
@@ -194,12 +195,27 @@ class RoundResult(_Document):
     """The evaluation of the model after this round, if there was one."""
 
 
+class StoredEvent(_Document):
+    """An event of a job in words.
+
+    Args:
+        number: Its place in the log of the job.
+        at: When it happened, in Unix seconds.
+        kind: Which event or code of `scheduler.proto` it is.
+    """
+
+    number: int
+    at: FiniteFloat
+    kind: str
+    text: str
+
+
 class JobEvents(_Document):
     """The last events of a job, in words, as the page shows them. People look at them; nothing depends on them."""
 
     version: Literal[1] = 1
     """Format version, as in `RoundDocument`."""
-    events: list[dict[str, Any]]
+    events: list[StoredEvent]
 
 
 class JobStore:
@@ -428,15 +444,19 @@ class JobStore:
         write_document(self._result_path(job_id, round_index), result.model_dump(mode="json"))
 
     def find_events(self, job_id: str) -> list[dict[str, Any]] | None:
-        """Returns the events that were stored when the job was last over; `None` if there are none."""
+        """Returns the events that were stored when the job was last over; `None` if there are none.
+
+        Raises:
+            CorruptDataError: They are damaged.
+        """
         found = _read(self._directory / job_id / "events.json", JobEvents)
-        return None if found is None else found.events
+        return None if found is None else [event.model_dump() for event in found.events]
 
     def save_events(self, job_id: str, events: list[dict[str, Any]]) -> None:
         """Stores the last events of a job, unless it was deleted."""
         with self._lock:
             if job_id in self._jobs:
-                document = JobEvents(events=events).model_dump(mode="json")
+                document = JobEvents.model_validate({"events": events}).model_dump(mode="json")
                 write_document(self._directory / job_id / "events.json", document)
 
     def planner_state(self, job_id: str) -> PlannerState | None:

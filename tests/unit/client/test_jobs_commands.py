@@ -40,6 +40,13 @@ def test_list_shows_state_rounds_age_disk_and_message(remote: list[str]) -> None
     ]
 
 
+def test_list_shows_messages_that_look_like_markup(fake: FakeServices, remote: list[str]) -> None:
+    fake.jobs[1].message = "collapipe[scheduler] [/x] :key:"
+    result = _RUNNER.invoke(app, ["jobs", "list", *remote])
+    assert result.exit_code == 0, result.output
+    assert "collapipe[scheduler] [/x] :key:" in " ".join(result.stdout.split())
+
+
 def test_list_as_json_has_the_times(remote: list[str]) -> None:
     jobs = json.loads(_RUNNER.invoke(app, ["jobs", "list", "--json", *remote]).stdout)["jobs"]
     assert [job["job_id"] for job in jobs] == ["a-1", "b-1", "b-2"]

@@ -61,6 +61,15 @@ def test_losses_and_metrics_are_those_after_equal_rounds_and_after_equal_time() 
     assert slow["devices"] == ["device-0-0"] and slow["weights_bytes_of_a_round"] == 4_000_000
 
 
+def test_rounds_that_are_left_out_count_from_the_next_one_on() -> None:
+    job, *rounds = FAST
+    sampled = [job, *({**each, "every": 2} for each in (rounds[0], rounds[2]))]
+    document = compare_jobs([sampled, FAST])
+    # Round 1 took 4 s. Round 2 is not in the records, and counts like round 3, which took 6 s.
+    assert [each["seconds"] for each in document["jobs"]] == [16.0, 22.0]
+    assert document["at_seconds"]["loss"] == [2.0, 2.0]
+
+
 def test_a_job_without_rounds_can_be_compared() -> None:
     document = compare_jobs([record("none", 1e-4, [], [], {}), FAST])
     assert document["at_rounds"] == []
@@ -84,6 +93,7 @@ def test_command_prints_a_table_that_fits_80_columns(remote: list[str]) -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["slow-1", "fast-1"] in lines
     assert ["seconds", "of", "a", "round", "15", "5.5"] in lines
+    assert ["seconds", "of", "a", "round,", "predicted", "1", "1"] in lines
     assert ["loss", "after", "22", "s", "5", "1"] in lines
     assert ["training.learning_rate", "0.0001", "0.001"] in lines
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -91,6 +101,18 @@ def test_command_prints_a_table_that_fits_80_columns(remote: list[str]) -> None:
         CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", "--json", *remote]).stdout
     )
     assert document == compare_jobs([SLOW, FAST])
+
+
+def test_table_has_settings_that_look_like_markup(fake: FakeServices, remote: list[str]) -> None:
+    for name, path in (("slow", "/data/[/x]"), ("fast", "[b]:key:")):
+        job, *rounds = fake.records[f"{name}-1"]
+        document = json.loads(job.part_json)
+        document["settings"]["data"] = {"train": path}
+        fake.records[f"{name}-1"] = [GetRecordsResponse(part_json=json.dumps(document)), *rounds]
+    result = CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", *remote])
+    assert result.exit_code == 0, result.output
+    [line] = [line for line in result.stdout.splitlines() if line.startswith("data.train")]
+    assert line.split() == ["data.train", "/data/[/x]", "[b]:key:"]
 
 
 def test_one_job_is_nothing_to_compare(remote: list[str]) -> None:

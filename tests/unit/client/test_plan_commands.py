@@ -106,7 +106,8 @@ def test_show_tells_memory_seconds_rates_and_idle_devices_in_80_columns(
     assert "  idle device-0-1: it is slow" in lines
     decision["guessed"] = ["device-0-0"]
     one_job.explanation.decision_json = json.dumps(decision)
-    assert "not predicted" in _run(one_job, "show").splitlines()[0]
+    words = "not predicted (`collapipe plan explain` says why), measured 9.00 s"
+    assert words in _run(one_job, "show").splitlines()[0]
 
 
 def test_explain_wraps_in_a_terminal_and_keeps_numbers_with_their_units(

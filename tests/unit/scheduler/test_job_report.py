@@ -1,5 +1,6 @@
 """What a report of a job has, from the records of the job store."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.web import report as report_parts
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.report import events_of, report
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED
@@ -50,6 +52,38 @@ def test_report_has_the_job_then_its_rounds_with_reasons_where_plans_are_new(
     [cluster] = rounds[0]["clusters"]  # type: ignore[misc]
     assert cluster["phases"]["training"] == 4.0 and cluster["needs_bytes"]["device-0"] > 0
     assert cluster["computing_seconds"] == {"device-0": 0.0}
+
+
+def test_report_explains_the_last_round_and_not_too_many_new_plans(
+    document: JobDocument, records: Records, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_parts, "_MOST_EXPLAINED", 2)
+    for index in range(3, 6):
+        commit(store, document, index, 1.0)
+    for index in range(6):
+        round_ = store.round(document.job_id, index)
+        round_.plans[0].stages[0].host_id = f"control-unit-{index}"
+        store.save_round(document.job_id, index, round_)
+    _, *rounds = report(document, records, None, [])
+    assert [bool(each["why"]) for each in rounds] == [True, True, False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "change", [{"at": None}, {"at": "soon"}, {"at": float("nan")}, {"text": 1}], ids=str
+)
+def test_damaged_events_are_told_as_such(
+    document: JobDocument, store: JobStore, tmp_path: Path, change: dict[str, object]
+) -> None:
+    log = EventLog()
+    log.publish(Event(status=document.status()))
+    store.save_events(document.job_id, events_of(document, store, log) or [])
+    path = tmp_path / "jobs" / document.job_id / "events.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored["events"][0] |= change
+    path.write_text(json.dumps(stored), encoding="utf-8")
+    for source in (None, log):
+        with pytest.raises(CorruptDataError, match="damaged"):
+            events_of(document, store, source)
 
 
 def test_events_outlive_the_scheduler_and_those_of_a_resumed_job_follow(

@@ -68,20 +68,18 @@ def test_cookie_outlives_a_restart_but_neither_its_time_nor_a_change(
 
 
 @pytest.mark.parametrize(
-    ("host", "expected"),
+    ("address", "expected"),
     [
         ("127.0.0.1", True),
         ("127.9.9.9", True),
         ("::1", True),
-        ("localhost", True),
         ("0.0.0.0", False),
         ("192.168.1.2", False),
         ("::", False),
-        ("pi.lan", False),
     ],
 )
-def test_loopback(host: str, expected: bool) -> None:
-    assert is_loopback(host) == expected
+def test_loopback(address: str, expected: bool) -> None:
+    assert is_loopback(address) == expected
 
 
 @pytest.mark.parametrize(

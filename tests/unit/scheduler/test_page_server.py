@@ -334,6 +334,17 @@ def test_one_trace_is_collected_at_a_time(page: WebServer, cookie: str, content:
     assert (200, {"index": 2, "cluster": 1}) in [(each[0], each[2]) for each in answers]
 
 
+@pytest.mark.parametrize("host", ["127.1", "localhost"])
+def test_page_needs_its_link_if_only_this_machine_reaches_it(
+    tmp_path: Path, content: Content, host: str
+) -> None:
+    shown: Any = content
+    page = WebServer(f"{host}:0", tmp_path, Security.insecure(), shown, shown)
+    page.close()
+    found = read_document(tmp_path / LINK_FILE)
+    assert found is not None and found["link"].startswith(f"http://{host}:")
+
+
 @pytest.mark.parametrize(
     "listen", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "300.1.1.1:0", "nothing.invalid:0"]
 )

@@ -2,7 +2,9 @@
 
 import json
 import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from collapipe.v1.job_pb2 import RoundProgress
 from collapipe.v1.scheduler_pb2 import Host, Incident, RoundCommitted, RoundStarted
 
 from .jobs import Clock, Source, hosts, job, knowledge, planner
+
+LIMIT_SECONDS = 60.0
 
 
 @dataclass
@@ -224,6 +228,63 @@ def test_client_gets_its_job_with_the_clusters_that_it_asks_for(world: World) ->
         world.snapshots.of_job("unknown")
 
 
+def test_client_of_a_job_that_is_deleted_meanwhile_gets_no_other_job(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [world.submit(scheduler_pb2.JOB_STATE_CANCELLED).job_id for _ in range(2)]
+    read = world.snapshots.sections
+
+    def sections(focus: Focus) -> Any:
+        world.jobs.delete(focus.job_id, "a test")
+        return read(focus)
+
+    monkeypatch.setattr(world.snapshots, "sections", sections)
+    for job_id in ended:  # After the second, there is no job at all.
+        with pytest.raises(NotFoundError, match=job_id):
+            world.snapshots.of_job(job_id)
+
+
+def test_kept_plan_of_a_cluster_is_not_told_with_the_prediction_of_another_one(
+    world: World,
+) -> None:
+    document = world.submit()
+    pipeline = begin_round(world, document, hosts())
+    assert world.sections()["job"]["held_back"]
+    record = world.jobs.round(document.job_id, 0)
+    for cluster in record.decision["prediction"]["clusters"]:
+        cluster["bottleneck"] = f"stage {len(pipeline)}"
+        cluster["stages"].append({**cluster["stages"][-1], "host_id": "device-9"})
+    world.jobs.save_round(document.job_id, 0, record)
+    world.snapshots = Snapshots(
+        world.registry, world.jobs, world, RateReader(Telemetry(world.source, 1.0), world.registry)
+    )
+    sections = world.sections()
+    assert sections["job"]["held_back"] == []
+    assert sections["details"]["0"]["bottleneck"] is None
+
+
+def test_visitors_do_not_wait_while_one_waits_for_the_rates(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def window(start: float, end: float) -> list[Series]:
+        asked.set()
+        assert answered.wait(LIMIT_SECONDS)
+        return []
+
+    monkeypatch.setattr(world.source, "window", window)
+    with ThreadPoolExecutor(2) as visitors:
+        first = visitors.submit(world.sections)
+        try:
+            assert asked.wait(LIMIT_SECONDS)
+            assert visitors.submit(world.sections).result(LIMIT_SECONDS)["jobs"] == []
+            assert not first.done()
+        finally:
+            answered.set()
+        assert first.result(LIMIT_SECONDS)["jobs"] == []
+
+
 def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) -> None:
     document = world.submit()
     code = scheduler_pb2.WARNING_CODE_FLAT_LOSS
@@ -231,11 +292,14 @@ def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) 
     world.publish(document, warning=warning)
     world.publish(document, data_note=scheduler_pb2.DataNote(message="9 rows are held out"))
     world.publish(document, round_started=RoundStarted(change="device-1 takes block 2"))
+    without = RoundCommitted(num_rounds=1, round_seconds=2.0, late_clusters=[0, 2])
+    world.publish(document, round_committed=without)
     told = [(each["kind"], each["text"]) for each in world.sections()["job"]["events"]]
     assert told == [
         ("FLAT_LOSS", "it stays: change it"),
         ("data_note", "9 rows are held out"),
         ("round_started", "round 1 starts: device-1 takes block 2"),
+        ("round_committed", "round 1 is committed after 2.0 s without clusters 0, 2"),
     ]
 
 

@@ -111,12 +111,9 @@ def _secret(path: Path) -> bytes:
     return secret
 
 
-def is_loopback(host: str) -> bool:
-    """Returns whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def is_loopback(address: str) -> bool:
+    """Returns whether only this machine reaches an IP address."""
+    return ipaddress.ip_address(address).is_loopback
 
 
 class Access:

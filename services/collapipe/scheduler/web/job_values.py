@@ -216,7 +216,7 @@ def _event(event: Event, began: float) -> Value | None:
         committed = event.round_committed
         late = ", ".join(map(str, committed.late_clusters))
         words = f"round {committed.num_rounds} is committed after {committed.round_seconds:.1f} s"
-        words += f" without late clusters {late}" if late else ""
+        words += f" without clusters {late}" if late else ""
     elif kind == "evaluation":
         words = f"{event.evaluation.metric} is {event.evaluation.value:.4f} after {event.evaluation.num_rounds} rounds"
     elif kind == "status":

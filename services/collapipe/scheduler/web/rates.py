@@ -49,9 +49,14 @@ class RateReader:
         self._due = 0.0
 
     def read(self) -> Rates:
-        """Returns the present rates. They are empty while the source does not answer."""
+        """Returns the present rates. They are empty while the source does not answer.
+
+        While another thread waits for the source, they are those from before.
+        """
+        if not self._lock.acquire(blocking=False):
+            return self._rates
         source = self._telemetry.source
-        with self._lock:
+        try:
             if time.monotonic() < self._due:
                 return self._rates
             now = self._telemetry.now()
@@ -70,6 +75,8 @@ class RateReader:
             self._rates = _rates(series, hosts)
             self._due = time.monotonic() + pause
             return self._rates
+        finally:
+            self._lock.release()
 
 
 def _rates(series: Iterable[Series], hosts: Mapping[str, str]) -> Rates:

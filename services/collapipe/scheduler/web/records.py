@@ -10,6 +10,7 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
+from collapipe.scheduler.round_sum import computing_seconds
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
 from collapipe.scheduler.web.values import Value, links, mean, number, prediction_of, stages, text
@@ -188,13 +189,11 @@ def _cluster(
     if result is not None and index < len(result.committed.summaries):
         summary = result.committed.summaries[index]
         busy = {stage.host_id: number(stage.busy_ratio, 2) for stage in summary.stages}
-        computing = {
-            stage.host_id: number(stage.times.forward_seconds + stage.times.backward_seconds)
-            for stage in summary.stages
-        }
         told |= {
             "busy": busy,
-            "computing_seconds": computing,
+            "computing_seconds": {
+                host_id: number(seconds) for host_id, seconds in computing_seconds(summary).items()
+            },
             "steps": summary.local_steps,
             "phases": {
                 name: number(getattr(summary, f"{name}_seconds"))

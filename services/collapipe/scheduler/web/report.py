@@ -17,6 +17,9 @@ from collapipe.scheduler.web.job_values import (
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.values import Value, number
 
+_MOST_EXPLAINED = 20
+"""Rounds of a report that are explained because their plans are new. Each explanation takes long with many clusters."""
+
 
 def events_of(
     document: JobDocument, jobs: JobStore, log: EventLog | None
@@ -41,7 +44,7 @@ def report(
     events: list[dict[str, Any]] | None,
     queued: Sequence[str],
 ) -> Iterator[Value]:
-    """Yields the parts of a report. It explains only the rounds whose plans are new, and the last one.
+    """Yields the parts of a report. It explains the first rounds whose plans are new, and the last round.
 
     Args:
         events: Those of `events_of`.
@@ -58,12 +61,14 @@ def report(
         "events": events,
     }
     page: Any = {"next": 0, "done": False}
-    holders = None
+    holders, num_explained = None, 0
     while not page["done"]:
         page = records.rounds(document.job_id, page["next"])
         for summary in page["rounds"]:
             is_last = page["done"] and summary is page["rounds"][-1]
-            explained = is_last or summary.get("holders") != holders
+            is_new = summary.get("holders") != holders
+            explained = is_last or (is_new and num_explained < _MOST_EXPLAINED)
+            num_explained += explained
             holders = summary.get("holders")
             index = summary["round"] - 1
             try:

@@ -34,8 +34,8 @@ class WebServer:
     """The page. It is served from the end of `__init__` until `close`.
 
     Args:
-        listen: "host:port"; port 0 takes a free port. A host that is no loopback address gets HTTPS, unless the scheduler
-            speaks plain text.
+        listen: "host:port"; port 0 takes a free port. A host whose address is not a loopback address gets HTTPS, unless the
+            scheduler speaks plain text.
         directory: The state directory of the scheduler, which gets the file with the address and the link.
 
     Raises:
@@ -58,9 +58,10 @@ class WebServer:
                 )
         host, self._socket = _bind(listen)
         name = f"[{host}]" if ":" in host else host
-        authority = f"{name}:{self._socket.getsockname()[1]}"
+        address, port = self._socket.getsockname()[:2]
+        authority = f"{name}:{port}"
         self._context: ssl.SSLContext | None = None
-        if is_loopback(host):
+        if is_loopback(address):
             self.url = f"http://{authority}/"
             links: Links | None = Links(self.url, directory)
         else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from collapipe.errors import CollapipeError, NotPermittedError
+from collapipe.errors import CollapipeError, NotFoundError, NotPermittedError
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.explanation import say_bottleneck
 from collapipe.scheduler.host_registry import (
@@ -32,7 +32,7 @@ from collapipe.scheduler.web.job_values import (
 )
 from collapipe.scheduler.web.rates import RateReader, Rates
 from collapipe.scheduler.web.values import Value, links, number, prediction_of, stages, text
-from collapipe.v1 import scheduler_pb2
+from collapipe.v1 import plan_pb2, scheduler_pb2
 
 MOST_CLUSTERS, MOST_JOBS = 200, 50
 """How many of each a snapshot has. It says how many more there are."""
@@ -99,8 +99,9 @@ class Snapshots:
 
     def sections(self, focus: Focus) -> dict[str, Value | list[Value] | None]:
         """Returns the sections of a snapshot by name: clusters, edge, jobs, details and job."""
+        rates = self._rates.read()  # Only one visitor waits for its answer.
         with self._lock:
-            base = self._base()
+            base = self._base(rates)
             members: dict[int, list[scheduler_pb2.HostStatus]] = {}
             for status in base.statuses:
                 if status.host.role != EDGE_SERVER:
@@ -126,7 +127,11 @@ class Snapshots:
         wanted = [hosts[index] for index in clusters if index in hosts] or hosts.values()
         sections = self.sections(Focus(job_id, frozenset(wanted)))
         jobs, job = sections["jobs"], sections["job"]
-        assert isinstance(jobs, list) and isinstance(job, dict)
+        assert isinstance(jobs, list) and (job is None or isinstance(job, dict))
+        if job is None or job["id"] != job_id:
+            raise NotFoundError(
+                f"job {job_id} was deleted meanwhile: `collapipe jobs list` lists the jobs"
+            )
         return {
             "now": number(time.time(), 13),
             "status": next((each for each in jobs if each["id"] == job_id), None),
@@ -153,12 +158,12 @@ class Snapshots:
             )
         self._scheduling.cancel(job_id)
 
-    def _base(self) -> _Base:
+    def _base(self, rates: Rates) -> _Base:
         if self._last is None or time.monotonic() - self._last.at > _FRESH_SECONDS:
-            self._last = self._read()
+            self._last = self._read(rates)
         return self._last
 
-    def _read(self) -> _Base:
+    def _read(self, rates: Rates) -> _Base:
         documents = self._jobs.all()
         running: dict[str, WatchedJob] = {}
         of_cluster: dict[int, tuple[WatchedJob, int]] = {}
@@ -177,7 +182,7 @@ class Snapshots:
             self._registry.statuses(),
             running,
             of_cluster,
-            self._rates.read(),
+            rates,
             {},
         )
         listed = sorted(documents, key=rank)[:MOST_JOBS]
@@ -238,7 +243,7 @@ class Snapshots:
             reports = one.progress[index].stages if index in one.progress else ()
             busy = {report.host_id: report.busy_ratio for report in reports}
             document = self._round(one)
-            predicted = _prediction(document, index)
+            predicted = _prediction(document, plan)
             needs = {s["host_id"]: s["memory_bytes"] for s in predicted.get("stages", ())}
             detail["pipeline"] = [
                 {
@@ -301,7 +306,7 @@ class Snapshots:
         """Names the clusters that need the most time for the round, the slowest first, and what limits each of them."""
         document = self._round(one)
         host_clusters = config_of(one.document).host_clusters
-        predicted = [(_prediction(document, i), i) for i in range(len(host_clusters))]
+        predicted = [(_prediction(document, one.plan(i)), i) for i in range(len(host_clusters))]
         predicted = [each for each in predicted if each[0]]
         predicted.sort(key=lambda each: -each[0]["round_seconds"])
         return [
@@ -315,9 +320,12 @@ class Snapshots:
         ]
 
 
-def _prediction(document: RoundDocument | None, index: int) -> dict[str, Any]:
-    clusters = prediction_of(document).get("clusters", ())
-    return clusters[index] if index < len(clusters) else {}
+def _prediction(document: RoundDocument | None, plan: plan_pb2.Plan) -> dict[str, Any]:
+    """Returns the prediction of a plan. A cluster that keeps its result keeps its plan, too, and the decision has another one."""
+    clusters, index = prediction_of(document).get("clusters", ()), plan.cluster_index
+    found: dict[str, Any] = clusters[index] if index < len(clusters) else {}
+    hosts = [stage["host_id"] for stage in found.get("stages", ())]
+    return found if hosts == [stage.host_id for stage in plan.stages] else {}
 
 
 def _busy_share(predicted: Mapping[str, Any], num_micro_batches: int) -> float | None:

@@ -1,5 +1,6 @@
 """Turns the spans of a round into bars of a picture: few enough to draw, and each of a kind that people can tell apart."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from collapipe.scheduler.trace_collection import SCHEDULER
@@ -8,8 +9,6 @@ from collapipe.v1 import scheduler_pb2
 
 KINDS = ("forward", "backward", "update", "weights", "average, commit", "activations")
 """The kinds of bars, in the order of a legend. Those after `update` are not computed for the pipeline."""
-MOVES = frozenset({"weights", "activations"})
-"""The kinds that move data. They have a line of their own, because a host computes meanwhile."""
 
 MOST_BARS = 1200
 _WEIGHTS = ("push", "fetch", "send")
@@ -17,7 +16,7 @@ _WEIGHTS = ("push", "fetch", "send")
 
 def kind_of(host: str, track: str, name: str) -> str | None:
     """Returns the kind of a span; `None` if a picture leaves it out."""
-    first = name.split()[0]
+    first = name.partition(" ")[0]
     if track.startswith("compute") and first in ("forward", "backward", "update"):
         return first
     if track.startswith("weights") and first in _WEIGHTS:
@@ -34,9 +33,9 @@ Bars = dict[tuple[str, str], list[tuple[float, float]]]
 
 
 def join_bars(bars: Bars, most: int = MOST_BARS) -> Bars:
-    """Joins bars of one host and kind that follow each other closely, until there are few enough."""
+    """Joins bars of one host and kind that follow each other closely, until there are few enough or one of each."""
     gap = 0.0
-    while sum(map(len, bars.values())) > most:
+    while sum(map(len, bars.values())) > max(most, len(bars)) and gap < math.inf:
         gap = 1.5 * gap or 1e-3
         bars = {key: list(_joined(spans, gap)) for key, spans in bars.items()}
     return bars
@@ -63,9 +62,10 @@ def timeline(messages: Iterable[scheduler_pb2.GetTraceResponse]) -> Value:
         hosts[message.host_id] = message.missing
         for span in message.spans:
             kind = kind_of(message.host_id, span.track, span.name)
-            if kind is not None:
-                ends = (span.started_seconds, span.ended_seconds)
-                begin, end = (each - message.clock_offset_seconds for each in ends)
+            ends = (span.started_seconds, span.ended_seconds)
+            begin, end = (each - message.clock_offset_seconds for each in ends)
+            # Hosts may send any numbers.
+            if kind is not None and math.isfinite(begin) and math.isfinite(end):
                 spans = bars.setdefault((message.host_id, kind), [])
                 spans.append((begin, end))
                 if len(spans) > 4 * MOST_BARS:  # A long round would fill the memory.
