@@ -86,7 +86,8 @@ async function cancel(job) {
 
 export function eventList({ sections }, most) {
   const listed = (sections.job?.events ?? []).slice(-most).reverse();
-  if (!listed.length) return h("p", { class: "quiet" }, "No events since the scheduler started. collapipe jobs report has those of an ended job.");
+  if (!listed.length)
+    return h("p", { class: "quiet" }, "No events since the scheduler started. collapipe jobs report has those of an ended job.");
   const kind = (event) => (BAD.includes(event.kind) ? "bad" : GOOD.includes(event.kind) ? "good" : "");
   return h(
     "ol",
