@@ -27,7 +27,7 @@ SERVICES = $(shell grep -l '^service ' $(PROTOS))
 PROTOC = $(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc
 
 # `make setup` imports the modules of every process once and compiles the search, so that their compiled code is
-# stored. Otherwise, each of ten processes that start together would compile them; with PYTHONDONTWRITEBYTECODE,
+# stored. Otherwise, each process that starts would compile them; with PYTHONDONTWRITEBYTECODE,
 # they would do so at every start. pip could compile, too, but would compile five times as much.
 WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, collapipe.scheduler.app, \
 	collapipe.scheduler.web.routes, uvicorn, \

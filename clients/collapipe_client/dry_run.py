@@ -12,7 +12,7 @@ from collapipe.emulation.device_profiles import device_profile
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
 from collapipe_client.estimate_command import ask, say_estimate
-from collapipe_client.quantities import say_age
+from collapipe_client.quantities import say_duration
 from collapipe_client.reporting import print_json, say
 from collapipe_client.testbed_processes import Device, device_name
 
@@ -134,8 +134,8 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool) -> bool:
     for note in site.notes:
         say(f"note: {note}")
     say(
-        f"a round takes about {say_age(max(1, round_seconds))}, and the {job.training.rounds} rounds about "
-        f"{say_age(max(1, job_seconds))}, without the preparation and the evaluations"
+        f"a round takes about {say_duration(max(1, round_seconds))}, and the {job.training.rounds} rounds about "
+        f"{say_duration(max(1, job_seconds))}, without the preparation and the evaluations"
     )
     if free is not None:
         say(

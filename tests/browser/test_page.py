@@ -53,7 +53,7 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
 @pytest.fixture(scope="session")
 def finished(testbed: LocalTestbed, tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
     folder = tmp_path_factory.mktemp("finished")
-    training = {"rounds": ROUNDS, "local_steps": 3}
+    training = {"rounds": ROUNDS, "local_steps": 3, "warm_up_steps": 9}
     job = make_job(folder, num_rows=(21, 21), devices_per_cluster=2, training=training, name="done")
     return run_job(testbed, job)
 
@@ -191,6 +191,18 @@ def test_curves_have_the_points_of_every_round(page: Page) -> None:
     painted = "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some(value => value > 0)"
     assert page.locator("#chart-loss canvas").evaluate(painted)
     expect(page.locator("#chart-time .u-legend")).to_contain_text("predicted")
+
+
+def test_warnings_of_the_scheduler_are_shown(page: Page) -> None:
+    expect(page.get_by_role("alert")).to_contain_text("Warning: the warm-up")
+
+
+def test_losses_of_every_second_round_stand_within_their_rounds(page: Page) -> None:
+    rounds = [{"round": 1, "losses": [4, 3]}, {"round": 3, "losses": [2, 1]}]
+    found = page.evaluate(
+        "async rounds => (await import('/static/progress.js')).losses(rounds)", rounds
+    )
+    assert found == [[0.5, 4], [1, 3], [2.5, 2], [3, 1]]
 
 
 def test_replay_goes_through_the_rounds_of_an_ended_job(page: Page) -> None:

@@ -352,7 +352,7 @@ def test_divergence_keeps_the_rounds_before_it(testbed: LocalTestbed, folder: Fo
     folder.settings += ["training.rounds=3", "training.local_steps=1"]
     result = folder.train(*testbed.endpoint_options)
     assert result.exit_code == 1
-    for part in ("not finite", "step 0 of round 1", "1e+30", "lower training.learning_rate"):
+    for part in ("not finite", "step 0 of round 2", "1e+30", "lower training.learning_rate"):
         assert part in result.output
     assert "1 of 3 rounds are committed" in result.output
     exported = collapipe("export", "diverges", str(folder.path / "kept"), *testbed.endpoint_options)

@@ -34,6 +34,17 @@ _BLAME_SECONDS = 0.5
 """How long to wait for further failures before blaming a host. Neighbours notice a dead host first."""
 
 
+def listed(host_ids: Sequence[str]) -> str:
+    """Writes "a", "a and b" or "a, b and c"."""
+    *first, last = host_ids
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def hosts_do(host_ids: Sequence[str], verb: str) -> str:
+    """Writes "a waits", or "a and b wait"."""
+    return f"{listed(host_ids)} {verb}{'s' * (len(host_ids) == 1)}"
+
+
 class ClusterPipeline:
     """Configures, drives and gathers the stages of a plan.
 
@@ -160,7 +171,7 @@ class ClusterPipeline:
     def _diverged(self, what: str, host_id: str = "") -> DivergedError:
         training = self._job.training
         return DivergedError(
-            f"{what} of round {self._request.attempt.round_index}, at a peak learning rate of {training.learning_rate} and "
+            f"{what} of round {self._request.attempt.round_index + 1}, at a peak learning rate of {training.learning_rate} and "
             f"clip_norm = {training.clip_norm}: the model of the last commit is intact; lower training.learning_rate, "
             "lengthen training.warm_up_steps, or look for bad values in the data",
             host_id,
@@ -346,7 +357,7 @@ class ClusterPipeline:
         overtime = self._overtime_detector
         if self._micro_batches_under_way and self._computing() and overtime.is_slow:
             return (
-                f"{self._phase}: {' and '.join(self._computing())} computes slowly: nothing has moved for {overtime.seconds:.0f} s, "
+                f"{self._phase}: {hosts_do(self._computing(), 'compute')} slowly: nothing has moved for {overtime.seconds:.0f} s, "
                 f"and the round is given up after {overtime.limit_seconds:.0f} s"
             )
         waits = self._waits()
@@ -357,7 +368,7 @@ class ClusterPipeline:
         for host_id, task in waits.items():
             if task != IDLE:
                 tasks.setdefault(task, []).append(host_id)
-        told = [f"{' and '.join(hosts)} waits to {task}" for task, hosts in tasks.items()]
+        told = [f"{hosts_do(hosts, 'wait')} to {task}" for task, hosts in tasks.items()]
         return f"{self._phase}: {'; '.join(told)}" if told else self._phase
 
     def _all_wait_for(self) -> str:
@@ -400,8 +411,8 @@ class ClusterPipeline:
         if is_over:
             limit = self._overtime_detector.limit_seconds
             message = (
-                f"{' and '.join(computing)} computed for more than {limit:.0f} s ({self._phase}) while nothing moved: its "
-                "processor hangs, or is far slower than before"
+                f"{listed(computing)} computed for more than {limit:.0f} s ({self._phase}) while nothing "
+                "moved: a processor hangs, or is far slower than before"
             )
             # If it was another one of several, the next attempt blames that one.
             self.abort(PeerLostError(computing[-1], message))

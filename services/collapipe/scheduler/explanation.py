@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from collapipe.allocation import RadioLink, StagePlan, predict
 from collapipe.allocation.round_model.prediction import stage_memory_bytes
@@ -88,10 +88,12 @@ def _sum_lines(
     if whole.predicted is not None and whole.measured is not None:
         missing = whole.measured - whole.predicted
         evaluation = sum(p.measured or 0.0 for p in divided.parts if p.name == EVALUATION)
-        late = f", of which {evaluation:.{digits}f} s evaluate the model" * (evaluation > 0)
+        late = f"; no prediction counts the {evaluation:.{digits}f} s that evaluate the model" * (
+            evaluation > 0
+        )
         yield (
             f"the round took {abs(missing):.{digits}f} s {'more' if missing > 0 else 'less'} than predicted"
-            + late * (missing > 0)
+            + late
         )
         if max(missing, -missing) > _FAR_OFF * whole.measured:
             yield "the prediction is far off, so take the seconds below as rough"
@@ -111,8 +113,9 @@ def _reasons(decision: RoundDecision) -> Iterator[str]:
         yield f"the plans of the previous round were kept: {reason}"
     if not decision.guessed:
         yield _against_equal_segments(decision)
+    idle = idle_reasons(decision)
     for index in range(len(problem.clusters)):
-        yield from (f"cluster {index}: {line}" for line in _explain_cluster(decision, index))
+        yield from (f"cluster {index}: {line}" for line in _explain_cluster(decision, index, idle))
     if math.isfinite(problem.convergence.limit):
         yield (
             f"the convergence term is {prediction.convergence_term:.4g}, its limit "
@@ -141,7 +144,11 @@ def _against_equal_segments(decision: RoundDecision) -> str:
     except InfeasibleError as error:
         return f"equal segments do not fit: {error}"
     if [plan.segments for plan in equal] == [plan.segments for plan in decision.plans]:
-        reason = ", as its rule is" if strategy == "pipeline" else ": no other split is shorter"
+        reason = (
+            ", as this strategy always plans"
+            if strategy == "pipeline"
+            else ": no other split is shorter"
+        )
         return f"all devices have equally many blocks{reason if strategy in ('pipeline', 'dssra') else ''}"
     predicted = predict(problem, equal)
     seconds = lasting_seconds(problem, predicted)
@@ -195,7 +202,7 @@ def idle_reasons(decision: RoundDecision) -> dict[str, str]:
     return reasons
 
 
-def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
+def _explain_cluster(decision: RoundDecision, index: int, idle: Mapping[str, str]) -> Iterator[str]:
     problem, plan = decision.question.problem, decision.plans[index]
     cluster, predicted = problem.clusters[index], decision.prediction.clusters[index]
     placed = ", ".join(
@@ -209,8 +216,8 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
         f"{size:g} sample{'s' * (size != 1)}{slices}"
     )
     if repeating := [stage.host_id for stage in plan.stages if stage.recompute]:
-        yield f"{', '.join(repeating)} repeat their forward passes, which needs less memory and a third more computing"
-    idle = idle_reasons(decision)
+        repeat = "repeats its" if len(repeating) == 1 else "repeat their"
+        yield f"{', '.join(repeating)} {repeat} forward passes, which needs less memory and a third more computing"
     for device in cluster.devices:
         if device.host_id in idle:
             yield f"{device.host_id} is not used: {idle[device.host_id]}"
@@ -233,7 +240,7 @@ def _explain_cluster(decision: RoundDecision, index: int) -> Iterator[str]:
         yield (
             f"weights take {say_seconds(predicted.push_seconds)} to the edge server with the codec {plan.upload_codec}{back}"
         )
-        yield f"bottleneck is {limiting}"
+        yield f"the bottleneck is {limiting}"
     yield from _binding_limits(decision, index)
 
 

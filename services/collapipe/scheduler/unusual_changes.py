@@ -52,7 +52,7 @@ class UnusualChanges:
         for cluster in unusual.keys() - self._told:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_UNUSUAL_CHANGE,
-                f"cluster {cluster} changed the model in round {round_index} by {changes[cluster]:.3g}, {unusual[cluster]:.1f} times the "
+                f"cluster {cluster} changed the model in round {round_index + 1} by {changes[cluster]:.3g}, {unusual[cluster]:.1f} times the "
                 f"median of the clusters (limit: {MOST_TIMES:g}): {_EFFECTS[self._progress.job.averaging.rule]}. Check its data and its "
                 "devices",
                 hosts[cluster],

@@ -19,6 +19,7 @@ from collapipe.v1.scheduler_pb2 import (
 from collapipe_client.cli import app
 from collapipe_client.dry_run import site_here
 from collapipe_client.job_files import load_preset
+from collapipe_client.quantities import say_duration
 from collapipe_client.testbed_processes import Device
 
 from .conftest import FakeServices
@@ -106,7 +107,11 @@ def test_a_deployment_is_asked_for_its_devices(fake: FakeServices, job: list[str
         ),
     ]
     remote = ("--scheduler", fake.address, "--insecure")
+    job += ["--set", "training.rounds=10000"]
     answer = json.loads(run(*job, "--json", *remote).stdout)
+    assert (
+        f"rounds about {say_duration(answer['job_seconds'])}, without" in run(*job, *remote).stdout
+    )
     assert answer["fits"] and answer["free_bytes"] is None
     assert "times are those of laptops" in answer["notes"][0]
     [estimate] = answer["estimates"]

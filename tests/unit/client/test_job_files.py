@@ -6,6 +6,7 @@ import pytest
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe_client.job_files import (
+    check_family,
     check_has_data,
     load_job,
     load_preset,
@@ -95,6 +96,16 @@ def test_settings_are_validated_together() -> None:
 def test_setting_of_a_wrong_type_names_key_and_value() -> None:
     with pytest.raises(InvalidInputError, match=r"training\.rounds = 'many'"):
         load_preset("demo", ["training.rounds=many"])
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [("t5", "classification: use one of"), ("bertt", "did you mean 'bert'[?] Use one of")],
+)
+def test_unknown_family_is_refused_with_those_that_can_do_the_task(family: str, words: str) -> None:
+    job = load_preset("classification", ["model.pretrained=", f"model.family={family}"])
+    with pytest.raises(InvalidInputError, match=words):
+        check_family(job)
 
 
 def test_empty_setting_restores_the_default() -> None:

@@ -112,7 +112,7 @@ def test_unit_words_name_the_range(start: int, stop: int, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("late", "words"),
-    [([1], " without cluster 1 (late)"), ([0, 2], " without clusters 0, 2 (late)"), ([], "")],
+    [([1], " without cluster 1"), ([0, 2], " without clusters 0, 2"), ([], "")],
 )
 def test_late_clusters_are_named_when_a_round_is_committed(late: list[int], words: str) -> None:
     committed = RoundCommitted(num_rounds=1, round_seconds=12.5, late_clusters=late)

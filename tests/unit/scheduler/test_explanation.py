@@ -128,6 +128,8 @@ def test_measured_seconds_add_up(
     digits = decimals(lines)
     assert_adds_up(told, digits)
     assert told[-1][1] == pytest.approx(whole, abs=10.0**-digits)
+    [difference] = [line for line in lines if "than predicted" in line]
+    assert ("; no prediction counts the " in difference) == (evaluation > 0)
     assert all(len(line) <= 80 for line in lines if line.endswith(" s"))
 
 

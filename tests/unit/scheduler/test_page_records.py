@@ -79,7 +79,7 @@ def test_round_tells_who_held_what_and_why(store: JobStore, read: Records) -> No
     assert cluster["pipeline"][0]["id"] == "control-unit"
     assert cluster["busy"] == {"device-0": 0.75} and cluster["phases"]["gather"] == 0.5
     assert cluster["bottleneck"] and cluster["predicted"]["mini_batch"] > 0
-    assert any("bottleneck is" in line for line in told["why"])  # type: ignore[attr-defined]
+    assert any("the bottleneck is" in line for line in told["why"])  # type: ignore[attr-defined]
     with pytest.raises(NotFoundError, match="round 8"):
         read.round(document.job_id, 7, [])
 

@@ -469,14 +469,14 @@ def test_explanation_names_the_bottleneck() -> None:
     known = knowledge(taking_part, seconds=(0.05, 0.05, 0.05), rate_bps=1e9)
     _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
     lines = explain(decision)
-    assert any("bottleneck is the processor of device-" in line for line in lines)
+    assert any("the bottleneck is the processor of device-" in line for line in lines)
 
 
 def test_explanation_of_a_slow_link_names_the_link() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(1e-4, 1e-4, 1e-4), rate_bps=1e6)
     _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
-    assert any("bottleneck is the link from" in line for line in explain(decision))
+    assert any("the bottleneck is the link from" in line for line in explain(decision))
 
 
 def test_explanation_says_when_a_budget_is_not_met() -> None:

@@ -8,7 +8,7 @@ import { hasEnded, timeLeft } from "./progress.js";
 
 const BAD = ["HOST_LOST", "HOST_LEFT_OUT", "ATTEMPT_FAILED", "WAITING_FOR_HOSTS", "JOB_GIVEN_UP", "UNUSUAL_CHANGE"];
 const GOOD = ["HOST_BACK", "RECOVERED"];
-const MOST_EVENTS = 200;
+const MOST_EVENTS = 60;
 
 export function jobsTab({ sections: { jobs, job: chosen, counts }, choose, now }) {
   const titles = ["Job", ...cells(jobs[0], now).map(([title]) => title), "Message"];
@@ -69,7 +69,7 @@ const cells = (job, now) =>
         ["State", h("span", { class: `state ${job.state}` }, job.state)],
         ["Rounds", [progressBar(job.committed / job.rounds), `${job.committed} of ${job.rounds}`]],
         ["Time", timeLeft(job, now)],
-        ["Begun", job.submitted ? day(job.submitted) : "–"],
+        ["Submitted", job.submitted ? day(job.submitted) : "–"],
         ["Result", job.evaluation ? `${job.evaluation.metric} ${short(job.evaluation.value)}` : "–"],
         ["Size", job.stored_bytes ? bytes(job.stored_bytes) : "–"],
         ["Owner", job.owner || "everybody"],
@@ -86,7 +86,8 @@ async function cancel(job) {
 
 export function eventList({ sections }, most) {
   const listed = (sections.job?.events ?? []).slice(-most).reverse();
-  if (!listed.length) return h("p", { class: "quiet" }, "No events since the scheduler started. Its log has earlier ones.");
+  if (!listed.length)
+    return h("p", { class: "quiet" }, "No events since the scheduler started. collapipe jobs report has those of an ended job.");
   const kind = (event) => (BAD.includes(event.kind) ? "bad" : GOOD.includes(event.kind) ? "good" : "");
   return h(
     "ol",

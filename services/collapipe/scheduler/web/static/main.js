@@ -113,7 +113,7 @@ function render() {
   if (!sections.jobs) return;
   const job = chosenJob(),
     rounds = history.job === job?.id ? history.rounds : [];
-  const view = { job, rounds, every: history.every, sections, route, choose, again, now: Date.now() / 1000 };
+  const view = { job, rounds, sections, route, choose, again, now: Date.now() / 1000 };
   document.title = job ? `${job.name}: ${job.state} – CollaPipe` : "CollaPipe";
   element("chooser").hidden = !job;
   show(

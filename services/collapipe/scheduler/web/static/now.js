@@ -15,7 +15,7 @@ const FILTERS = [
 const LEGEND = [
   ["working", "works"],
   ["idle", "idle"],
-  ["suspected", "left out"],
+  ["suspected", "suspected"],
   ["lost", "lost"],
 ];
 const MOST_OPEN = 12;

@@ -4,7 +4,7 @@ import { h, svg } from "./dom.js";
 import { ago, bytes, isNumber, percent, plural, rate } from "./format.js";
 
 const ROLES = { "control unit": "has the data", device: "device", "edge server": "averages the clusters" };
-const STATES = { lost: "lost", suspected: "left out for a while", idle: "idle", working: "" };
+const STATES = { lost: "lost", suspected: "suspected, and left out for a while", idle: "idle", working: "" };
 
 const bar = (share, kind) =>
   svg(
@@ -131,7 +131,7 @@ export function clusterCard(summary, detail, jobName, now, onClose) {
 
 const SQUARES = [
   ["lost", "lost"],
-  ["suspected", "left out"],
+  ["suspected", "suspected"],
   ["working", "working"],
   ["idle", "idle"],
 ];

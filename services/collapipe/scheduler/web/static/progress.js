@@ -5,6 +5,8 @@ import { h, svg } from "./dom.js";
 import { clock, duration, isNumber, plural, short } from "./format.js";
 import { progressBar } from "./pipeline.js";
 
+// The kinds of events that are warnings: WarningCode of scheduler.proto.
+const WARNINGS = ["LONG_WARM_UP", "FEW_ROWS", "ONE_CLASS", "FLAT_LOSS", "WAITING_DEVICE", "SLOW_EMULATION"];
 const ENDED = ["succeeded", "failed", "cancelled"];
 export const hasEnded = (job) => ENDED.includes(job.state);
 
@@ -27,17 +29,8 @@ export function timeLeft(job, now) {
 }
 
 // All losses as [position in rounds, loss].
-const losses = (rounds, every) =>
-  rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - every + (every * (index + 1)) / losses.length, loss]));
-
-// What the losses of the last third say against those of the first third; null while there are too few.
-export function trend(rounds) {
-  const values = rounds.flatMap((round) => round.losses ?? []).filter(isNumber);
-  const part = Math.floor(values.length / 3);
-  if (rounds.length < 3 || part < 2) return null;
-  const mean = (some) => some.reduce((sum, value) => sum + value, 0) / some.length;
-  return mean(values.slice(-part)) < 0.985 * mean(values.slice(0, part)) ? "falls" : "does not fall";
-}
+export const losses = (rounds) =>
+  rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - 1 + (index + 1) / losses.length, loss]));
 
 function sparkline(points) {
   const values = points.map(([, loss]) => loss).filter(isNumber);
@@ -59,13 +52,12 @@ function sparkline(points) {
 }
 
 // The five facts that matter: progress, loss, metric, speed, bottleneck.
-export function summary({ job, rounds, every, sections, now }) {
+export function summary({ job, rounds, sections, now }) {
   const detail = sections.job?.id === job.id ? sections.job : null;
   const isRunning = job.state === "running";
   const number = isRunning && detail?.round ? detail.round : job.committed;
-  const points = losses(rounds, every),
-    last = detail?.loss ?? points.at(-1)?.[1];
-  const how = trend(rounds),
+  const points = losses(rounds),
+    last = detail?.loss ?? points.at(-1)?.[1],
     first = points[0]?.[1];
   const lost = Object.values(sections.details ?? {})
     .flatMap((each) => each.pipeline)
@@ -83,9 +75,8 @@ export function summary({ job, rounds, every, sections, now }) {
       "loss",
       "Loss",
       isNumber(last) ? short(last) : "–",
-      isNumber(first) ? `began at ${short(first)}${how ? `, ${how}` : ""}` : "lower is better",
+      isNumber(first) ? `began at ${short(first)}` : "lower is better",
       sparkline(points),
-      how === "does not fall" ? "warn" : "",
     ),
     job.evaluation &&
       tile(
@@ -121,7 +112,7 @@ function heldBack(lost, clusters) {
 }
 
 // What is wrong, in whole sentences. Empty if nothing is.
-export function problems({ job, rounds, sections, now }) {
+export function problems({ job, sections }) {
   const found = [],
     details = Object.values(sections.details ?? {});
   const named = new Set();
@@ -132,7 +123,7 @@ export function problems({ job, rounds, sections, now }) {
       found.push(
         `${host.id} is lost: ${host.last_seen ? `no heartbeat since ${clock(host.last_seen)}` : "it has not registered"}. Start it again, or look at its network.`,
       );
-    if (host.state === "suspected") found.push(`${host.id} is left out for a while: ${host.suspicion}`);
+    if (host.state === "suspected") found.push(`${host.id} is suspected, and left out for a while: ${host.suspicion}`);
   }
   const unnamed = (sections.clusters ?? []).filter((cluster) => (cluster.lost || cluster.suspected) && !sections.details?.[cluster.index]);
   if (unnamed.length) {
@@ -147,9 +138,10 @@ export function problems({ job, rounds, sections, now }) {
       );
   }
   if (!job) return found;
-  for (const line of sections.job?.id === job.id ? (sections.job.trouble ?? []) : []) found.push(line.split(/(?<=[.]) /)[0]);
+  const detail = sections.job?.id === job.id ? sections.job : null;
+  for (const line of detail?.trouble ?? []) found.push(line.split(/(?<=[.]) /)[0]);
   if (job.state === "failed") found.push(`The job failed: ${job.message}`);
-  if (trend(rounds) === "does not fall") found.push("The loss does not fall: try another learning rate, or check the labels.");
+  for (const event of detail?.events ?? []) if (WARNINGS.includes(event.kind)) found.push(`Warning: ${event.text}`);
   return found;
 }
 
@@ -164,11 +156,11 @@ export const curves = ({ rounds, job }) =>
         chart("speed", "Speed", "rows that all clusters trained in a second"),
         chart("time", "Time of a round", "as the scheduler predicted it, and as it was"),
         rounds.some((round) => Object.keys(round.queues ?? {}).length) &&
-          chart("queues", "Energy queues", `of ${job.strategy}: energy used beyond the budget, in budgets of a round`),
+          chart("queues", "Energy backlog", `of ${job.strategy}: energy used beyond the budget, in budgets of a round`),
       ];
 
-export function drawCurves({ rounds, every }) {
-  const points = losses(rounds, every),
+export function drawCurves({ rounds }) {
+  const points = losses(rounds),
     x = rounds.map((round) => round.round),
     of = (read) => rounds.map((round) => read(round) ?? null);
   drawInto("loss", { unit: "loss", series: [["loss", "--busy"]], data: [points.map(([at]) => at), points.map(([, loss]) => loss)] });

@@ -102,7 +102,7 @@ const said = (round, detail) => [
     Object.entries(round.metrics ?? {})
       .slice(0, 1)
       .map(([name, value]) => `; ${name} ${short(value)}`),
-    round.late?.length > 0 && `; late clusters: ${round.late.join(", ")}`,
+    round.late?.length > 0 && `; without cluster${round.late.length > 1 ? "s" : ""} ${round.late.join(", ")}`,
   ),
 ];
 
