@@ -44,17 +44,18 @@ def learning_rate(training: TrainingConfig, step_index: int, total_steps: int) -
     """Returns the learning rate of one optimizer step. Steps are counted over the whole job, from 0.
 
     Raises:
-        InvalidInputError: The job has no such step.
+        InvalidInputError: The rate would have to fall after the warm-up, but the job has no steps then.
     """
-    if step_index >= total_steps:
-        raise InvalidInputError(
-            f"step {step_index} of a job with steps 0 to {total_steps - 1} has no learning rate: run the same version everywhere"
-        )
     peak, step = training.learning_rate, step_index + 1
     warm_up = training.num_warm_up_steps(total_steps)
     if step <= warm_up:
         return peak * step / warm_up
     if training.decay == "linear":
+        if total_steps <= warm_up:
+            raise InvalidInputError(
+                f"step {step_index} is after the warm-up of {warm_up} steps, but the job has only {total_steps} steps: run the same "
+                "version everywhere"
+            )
         return peak * (total_steps - step_index) / (total_steps - warm_up)
     if training.decay == "inverse_sqrt":
         return peak * math.sqrt(max(warm_up, 1) / step)

@@ -94,7 +94,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "misspelt family": (f"{TRAIN} --set model.family=brt", ["'brt'", "did you mean 'bert'"]),
     "family of another task": (
         f"{TRAIN} --set model.family=marian",
-        ["'marian'", "Use one of bert"],
+        ["'marian'", "use one of bert"],
     ),
     "name with a path": (f"{TRAIN} --set name=../x", ["name", "'../x'", "letters"]),
     "name that is a folder": (f"{TRAIN} --set name=..", ["name", "'..'", "letters"]),

@@ -112,6 +112,8 @@ def test_unit_with_only_vectors_or_only_matrices_has_an_optimizer() -> None:
         assert len(make_optimizer([parameter], TrainingConfig()).param_groups) == 1
 
 
-def test_step_after_the_last_one_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="step 0 of a job with steps 0 to -1"):
+def test_rate_that_cannot_fall_is_refused() -> None:
+    with pytest.raises(
+        InvalidInputError, match="after the warm-up of 0 steps, but the job has only 0"
+    ):
         learning_rate(TrainingConfig(decay="linear", warm_up_steps=0), 0, total_steps=0)
