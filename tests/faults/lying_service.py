@@ -1,7 +1,7 @@
 """Runs a control unit that lies about its rounds while a file says so, or a scheduler that is less patient with it:
 `LIE_FILE=... python lying_service.py MODULE ARGUMENTS`.
 
-The file contains one of the lies below.
+The file contains one of the lies below, and in the next line the indices of the rounds in which it is told.
 """
 
 import os
@@ -25,9 +25,9 @@ _SILENCES = 2.0
 Responses = Iterator[control_unit_pb2.RunRoundResponse]
 
 
-def _lie() -> str:
-    path = Path(os.environ["LIE_FILE"])
-    return path.read_text() if path.exists() else ""
+def _lie(round_index: int) -> str:
+    lie, rounds = Path(os.environ["LIE_FILE"]).read_text().split("\n")
+    return lie if str(round_index) in rounds.split() else ""
 
 
 def _make_control_unit_lie() -> None:
@@ -36,7 +36,7 @@ def _make_control_unit_lie() -> None:
     run_round = ControlUnitServicer.RunRound
 
     def lying(self: Any, request: Any, context: grpc.ServicerContext) -> Responses:
-        lie = _lie()
+        lie = _lie(request.attempt.round_index)
         if lie == REFUSED:
             raise InvalidInputError("the file rows.jsonl is missing")
         while lie == FOR_EVER and context.is_active():
@@ -53,7 +53,7 @@ def _make_control_unit_lie() -> None:
     make_keys = ControlUnitServicer.MakeMaskingKeys
 
     def refusing(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
-        if _lie() == NO_KEYS:
+        if _lie(request.attempt.round_index) == NO_KEYS:
             raise InvalidInputError("no keys today")
         return make_keys(self, request, context)
 

@@ -34,8 +34,9 @@ class TestbedWithLiar(LocalTestbed):
     __test__ = False
     forks_hosts = False
 
-    def lie(self, lie: str) -> None:
-        self._lie_file.write_text(lie)
+    def lie(self, lie: str, *rounds: int) -> None:
+        """Makes cluster 1 tell a lie in these rounds, of which the first is 0."""
+        self._lie_file.write_text(f"{lie}\n{' '.join(map(str, rounds))}")
 
     @property
     def _lie_file(self) -> Path:
@@ -51,6 +52,7 @@ class TestbedWithLiar(LocalTestbed):
 @pytest.fixture(scope="module")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestbedWithLiar]:
     with TestbedWithLiar([1, 1, 1], tmp_path_factory.mktemp("testbed")) as testbed:
+        testbed.lie("")
         testbed.wait_until_registered()
         yield testbed
 
@@ -76,9 +78,8 @@ def test_job_goes_on_without_the_liar_and_tries_it_again(
     def on_event(event: Any) -> None:
         if event.incident.code == INCIDENT_CODE_HOST_LEFT_OUT:
             incidents.append(event.incident)
-        if event.HasField("round_committed"):
-            testbed.lie(lie if event.round_committed.num_rounds in (1, 2) else "")
 
+    testbed.lie(lie, 1, 2)
     finished = run_job(testbed, job, on_event=on_event)
     # It is tried again in the next round, and then after a pause of one round.
     assert finished.late_clusters == {0: [], 1: [1], 2: [1], 3: [1], 4: [], 5: []}
@@ -88,6 +89,7 @@ def test_job_goes_on_without_the_liar_and_tries_it_again(
     assert [evaluation.num_rows for evaluation in finished.evaluations][-1] == 4
     if lie == REFUSED:
         assert 'late_rounds_total{cluster="1"}' in testbed.metrics("scheduler")
+        testbed.lie("")
         longer = job.training.model_copy(update={"rounds": 7})
         again = run_job(testbed, job.model_copy(update={"training": longer}), resume=True)
         assert [started.round_index for started in again.started] == list(range(7))
@@ -102,20 +104,16 @@ def test_secure_job_goes_on_without_a_cluster_that_makes_no_keys(
 ) -> None:
     job = job_of_three(tmp_path, "no-keys", 4, min_clusters=2)
     job = job.model_copy(update={"averaging": AveragingConfig(secure=True)})
+    testbed.lie(NO_KEYS, 1)
     told, late = [], {}
     with testbed.client() as client:
         job_id = client.submit(job)
         for event in client.watch(job_id):
             if event.incident.code == INCIDENT_CODE_HOST_LEFT_OUT:
                 told.append(list(event.incident.host_ids))
-                testbed.lie(
-                    ""
-                )  # The next attempt repeats the round before, with the same clusters.
             if event.HasField("round_committed"):
                 committed = event.round_committed
                 late[committed.num_rounds] = list(committed.late_clusters)
-                if not told:
-                    testbed.lie(NO_KEYS)
         assert client.find_job(job_id).state == JOB_STATE_SUCCEEDED
     assert late == {1: [], 2: [1], 3: [], 4: []}
     assert told == [[LIAR]]
@@ -127,16 +125,8 @@ def test_job_that_needs_all_clusters_ends_and_names_the_liar(
 ) -> None:
     job = job_of_three(tmp_path, f"all-{lie.replace(' ', '-')}", 4)
     started = time.monotonic()
-    try:
-        run = run_interrupted(
-            testbed,
-            job,
-            lambda run: len(run.commits) == 1,
-            lambda run: testbed.lie(lie),
-            limit_seconds=300,
-        )
-    finally:
-        testbed.lie("")
+    testbed.lie(lie, 1, 2, 3)
+    run = run_interrupted(testbed, job, limit_seconds=300)
     assert run.final_state == JOB_STATE_FAILED
     assert LIAR in run.message, run.message
     failed = [
