@@ -184,7 +184,7 @@ def _say_round(cluster: dict[str, Any]) -> None:
     parts = [f"{cluster['num_steps']} steps of {cluster['step_seconds']:.3g} s"]
     parts += [f"{cluster[f'{name}_seconds']:.3g} s to {name}" for name in ("push", "fetch")]
     say(
-        f"round: {' + '.join(parts)} = {cluster['round_seconds']:.3g} s; {cluster['bottleneck']} limits a step"
+        f"round: {' + '.join(parts)} = {cluster['round_seconds']:.3g} s; the bottleneck of a step is {cluster['bottleneck']}"
     )
     say(
         f"before the first round: {cluster['first_fetch_seconds']:.3g} s to fetch the initial weights"

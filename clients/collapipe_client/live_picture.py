@@ -39,7 +39,7 @@ class _Now:
     hosts: Mapping[str, Mapping[str, Any]]
     links: Mapping[tuple[str, str], Mapping[str, Any]]
     marked: Mapping[str, str]
-    """What holds a cluster back, by the host that is marked for it: "stage", "link" or "window"."""
+    """What holds a cluster back, by the host that is marked for it: "stage", "window", "link", "forward link" or "backward link"."""
     others: Sequence[Mapping[str, Any]]
     num_more_others: int
 
@@ -269,7 +269,7 @@ def _stage_table(cluster: ClusterView, now: _Now, most: int, width: int) -> Rend
             Text(stage.units),
             Text(f"{share:4.0%} busy", style="red" if is_slow else ""),
             _say_memory(now.hosts.get(stage.host_id, {}), width),
-            Text(rates, style="red" if mark == "link" else ""),
+            Text(rates, style="red" if mark.endswith("link") else ""),
         )
     rest = [busy[s.host_id] for s in cluster.stages if s.host_id not in shown]
     if not rest:

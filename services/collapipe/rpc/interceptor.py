@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError, PeerLostError
 from collapipe.rpc.call_shaping import shaped_handler
+from collapipe.rpc.caller_connections import CallerConnections
 from collapipe.rpc.permissions import (
     Permissions,
     caller_name,
@@ -82,6 +83,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._revoked = revoked
         self._links = links
         self._silent_calls = SilentCalls()
+        self._connections = CallerConnections()
         self._lock = threading.Lock()
         self._running: Counter[tuple[str, str]] = Counter()
         """Number of calls by method and caller."""
@@ -221,7 +223,9 @@ class CallInterceptor(grpc.ServerInterceptor):
                 check_permitted(method, context, self._permissions)
                 if method != _HEARTBEAT:
                     check_not_revoked(context, self._revoked)
-            with self._counted(method, caller_name(context), most):
+            caller = caller_name(context)
+            self._connections.check(caller, context.peer())
+            with self._counted(method, caller, most):
                 yield
         # An error refers to this frame. If a variable of this frame kept the error, both would stay until Python looks for
         # cycles, and with them the call. gRPC counts such a call as one that its connection has open.

@@ -21,6 +21,7 @@ from collapipe.scheduler.estimate_documents import (
     HostEstimate,
     LinkEstimate,
 )
+from collapipe.scheduler.explanation import say_bottleneck
 from collapipe.unit_costs import ModelCosts
 
 
@@ -87,7 +88,7 @@ def _cluster(
         num_micro_batches=plan.num_micro_batches,
         num_slices=plan.num_slices,
         num_steps=problem.local_steps,
-        bottleneck=predicted.bottleneck,
+        bottleneck=say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan.stages),
         step_seconds=predicted.mini_batch_seconds,
         push_seconds=push,
         fetch_seconds=fetch,

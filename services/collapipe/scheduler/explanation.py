@@ -262,8 +262,12 @@ def say_bottleneck(
     time = f"{say_seconds(seconds)} for a micro-batch"
     if kind == "stage":
         return f"the processor of {stages[int(number)].host_id}: {time}"
-    if kind == "link":
+    if kind.endswith("link"):
         sender, receiver = stages[int(number)].host_id, stages[int(number) + 1].host_id
+        if kind == "link":
+            return f"the link between {sender} and {receiver}: {time}"
+        if kind == "backward link":
+            sender, receiver = receiver, sender
         return f"the link from {sender} to {receiver}: {time}"
     if kind == "window":
         stage = stages[int(number)]

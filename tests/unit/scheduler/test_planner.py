@@ -476,7 +476,17 @@ def test_explanation_of_a_slow_link_names_the_link() -> None:
     taking_part = hosts()
     known = knowledge(taking_part, seconds=(1e-4, 1e-4, 1e-4), rate_bps=1e6)
     _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
-    assert any("the bottleneck is the link from" in line for line in explain(decision))
+    assert any("the bottleneck is the link between" in line for line in explain(decision))
+
+
+def test_explanation_names_the_slow_direction_of_a_link() -> None:
+    taking_part = hosts()
+    known = knowledge(taking_part, seconds=(1e-4, 1e-4, 1e-4), rate_bps=1e7)
+    for name, link in known.links.items():
+        if name.startswith("device"):
+            known.links[name] = link.model_copy(update={"capacity_bps": 1e6})
+    _, decision = planner(taking_part, known, Source(), Clock()).decide(0, ())
+    assert any("the bottleneck is the link from device-" in line for line in explain(decision))
 
 
 def test_explanation_says_when_a_budget_is_not_met() -> None:

@@ -62,6 +62,14 @@ class LinkPrediction:
         """The part of the link in the latency loops of (4)."""
         return self.forward_seconds + self.backward_seconds + self.round_trip_seconds
 
+    @property
+    def busiest(self) -> str:
+        """The direction that decides for how long the link is busy; "link" if both do."""
+        there, back = self.forward_seconds, self.backward_seconds
+        if self.load_seconds > max(there, back) or there == back:
+            return "link"
+        return "forward link" if there > back else "backward link"
+
 
 @dataclass(frozen=True)
 class ClusterPrediction:
@@ -70,7 +78,8 @@ class ClusterPrediction:
     Args:
         stages, links: In pipeline order. Link i leads from stage i to stage i + 1.
         bottleneck_seconds: Time between two micro-batches, or two slices, in the steady state: the maximum of (5).
-        bottleneck: Name of the part that limits: "stage 2", "link 1", "window 0" or "edge server".
+        bottleneck: Name of the part that limits: "stage 2", "forward link 1", "backward link 1",
+            "link 1" for both directions, "window 0" or "edge server".
         mini_batch_seconds: T_n of (5).
         push_seconds, fetch_seconds: T_push and T_fetch of (6).
         migrate_seconds: T_migrate of (6), before it is divided by the horizon.
@@ -369,7 +378,7 @@ def _predict_cluster(
         for stage, loop in zip(plan.stages, loops, strict=True)
     ]
     candidates = [(seconds, f"stage {k}") for k, seconds in enumerate(computes)]
-    candidates += [(link.load_seconds, f"link {k}") for k, link in enumerate(links)]
+    candidates += [(link.load_seconds, f"{link.busiest} {k}") for k, link in enumerate(links)]
     candidates += [(seconds, f"window {k}") for k, seconds in enumerate(windows)]
     if others and num_parts > 1:
         candidates.append((computes[-1] + others / (num_parts - 1), "edge server"))

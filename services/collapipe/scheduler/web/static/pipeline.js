@@ -78,9 +78,10 @@ function linkBox(link, { isBottleneck = false, isCut = false } = {}) {
   );
 }
 
-// The hosts and links of a pipeline. `bottleneck` is as the scheduler names it: "stage 2", "link 1", "window 0", "edge server".
+// The hosts and links of a pipeline. `bottleneck` is as the scheduler names it: "stage 2", "link 1",
+// "backward link 1", "window 0", "edge server".
 export function pipeline(hosts, links, bottleneck, now) {
-  const [kind, number] = (bottleneck ?? "").split(" ");
+  const [number, kind] = (bottleneck ?? "").split(" ").reverse();
   const marked = ["stage", "window"].includes(kind) ? Number(number) : bottleneck === "edge server" ? hosts.length - 1 : -1;
   return h(
     "ol",
