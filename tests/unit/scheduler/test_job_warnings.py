@@ -67,6 +67,7 @@ def test_same_answer_for_all_rows_is_told_at_the_end_or_if_it_lasts() -> None:
     assert answers(six, True, True, False, False, False, True) == [False] * 5 + [True]
     assert answers(six, True, True, True) == [False, False, True]
     assert answers(six, *[False] * 6) == [False] * 6
+    assert answers(job({"rounds": 20}), *[True] * 6) == [False] * 4 + [True] * 2
 
 
 def train(
