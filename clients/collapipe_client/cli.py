@@ -211,7 +211,7 @@ def rollback(
     there. At the restore point it repeats the later rounds with the same result. Elsewhere the optimizer states begin anew.
     """
     with exit_codes(as_json):
-        with client_for_past_jobs(endpoint_options, as_json) as client:
+        with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
             answer = client.rollback(client.find_job(job).job_id, num_rounds)
         status = answer.job
         if as_json:
@@ -246,7 +246,7 @@ def export(
     """Fetch the model of a job's last commit, in the files that `save_pretrained` writes."""
     with exit_codes(as_json), termination_as_interrupt():
         _check_empty(directory, overwrite)
-        with client_for_past_jobs(endpoint_options, as_json) as client:
+        with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
             files = client.export(job, directory, merged=merged)
         if as_json:
             print_json({"directory": str(directory), "files": [path.name for path in files]})

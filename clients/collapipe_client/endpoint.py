@@ -178,12 +178,17 @@ def running_testbed(workspace: Path) -> WorkspaceRecord | None:
 
 
 @contextmanager
-def client_for_past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeClient]:
-    """Opens a client that reads the records and models of past jobs.
+def client_for_past_jobs(
+    options: EndpointOptions, as_json: bool, *, models: bool = False
+) -> Iterator[CollaPipeClient]:
+    """Opens a client that reads the records of past jobs.
 
-    If no testbed runs, the scheduler and the edge server of the workspace run while the client is open.
+    If no testbed runs, the scheduler of the workspace runs while the client is open.
+
+    Args:
+        models: Whether the client also uses the models of jobs. Then the edge server runs, too.
     """
-    with _client(options, as_json) as (client, _):
+    with _client(options, as_json, models=models) as (client, _):
         yield client
 
 
@@ -195,7 +200,7 @@ def client_for_model(
 
     If no testbed runs, the scheduler, the edge server and cluster 0 of the job run while the client is open.
     """
-    with _client(options, as_json) as (client, testbed):
+    with _client(options, as_json, models=True) as (client, testbed):
         if testbed is not None:
             status = client.find_job(job)
             last = max(0, status.num_rounds_committed - 1)
@@ -208,7 +213,7 @@ def client_for_model(
 
 @contextmanager
 def _client(
-    options: EndpointOptions, as_json: bool
+    options: EndpointOptions, as_json: bool, *, models: bool
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
     """Opens a client, and starts a testbed without clusters if none runs."""
     endpoint = find_endpoint(options)
@@ -223,7 +228,9 @@ def _client(
         )
     report = complain if as_json else say
     with (
-        LocalTestbed([], options.workspace, web="", progress=report) as testbed,
+        LocalTestbed(
+            [], options.workspace, web="", has_edge_server=models, progress=report
+        ) as testbed,
         testbed.client() as client,
     ):
         testbed.wait_until_registered()

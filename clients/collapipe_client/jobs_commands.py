@@ -58,12 +58,14 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 
 
 @contextmanager
-def _past_jobs(options: EndpointOptions, as_json: bool) -> Iterator[CollaPipeClient]:
-    """Opens a client of the jobs so far, and turns errors into exit codes."""
+def _past_jobs(
+    options: EndpointOptions, as_json: bool, *, models: bool = False
+) -> Iterator[CollaPipeClient]:
+    """Opens a client of the jobs so far, and turns errors into exit codes. See `client_for_past_jobs`."""
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
-        client_for_past_jobs(options, as_json) as client,
+        client_for_past_jobs(options, as_json, models=models) as client,
     ):
         yield client
 
@@ -168,7 +170,7 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete jobs that have ended, with their models, on all hosts. A host that is away does so when it is back."""
-    with _past_jobs(endpoint_options, as_json) as client:
+    with _past_jobs(endpoint_options, as_json, models=True) as client:
         _delete(client, _find_jobs(client, jobs), yes=yes, as_json=as_json)
 
 
@@ -187,7 +189,7 @@ def prune(
 
     Without this command, a scheduler keeps the last 100 of all jobs that have ended, of any size.
     """
-    with _past_jobs(endpoint_options, as_json) as client:
+    with _past_jobs(endpoint_options, as_json, models=True) as client:
         owners = ("", client.owner)
         ended = [job for job in client.jobs() if job.state in _ENDED and job.owner in owners]
         _delete(client, ended[: max(0, len(ended) - keep)], yes=yes, as_json=as_json)

@@ -41,6 +41,7 @@ from collapipe_client.processes import (
 from collapipe_client.supervisor import Supervisor
 from collapipe_client.testbed_certificates import PROMETHEUS, USER
 from collapipe_client.testbed_processes import (
+    EDGE_SERVER,
     LOOPBACK,
     SCHEDULER,
     Clusters,
@@ -94,6 +95,7 @@ class LocalTestbed:
             testbed.
         listen: Address of the scheduler, "host:port".
         web: Address of the page in the browser, "host:port"; empty for no page. Its link is that of `Workspace.page_link`.
+        has_edge_server: A scheduler alone tells of past jobs, and starts sooner.
         progress: Receives messages about long waits and about problems that were solved.
         serving: Receives how many processes serve, and how many there are, while they start. Without it, `progress` is told.
     """
@@ -113,13 +115,15 @@ class LocalTestbed:
         insecure: bool = False,
         listen: str = LOOPBACK,
         web: str = LOOPBACK,
+        has_edge_server: bool = True,
         start_timeout: timedelta = timedelta(seconds=180),
         progress: Callable[[str], None] | None = None,
         serving: Callable[[int, int], None] | None = None,
     ) -> None:
         self.workspace = Workspace(workspace)
         devices = expand_clusters(clusters)
-        self._services = {s.name: s for s in services(devices, scheduler_options)}
+        listed = services(devices, scheduler_options)
+        self._services = {s.name: s for s in listed if has_edge_server or s.name != EDGE_SERVER}
         self.emulation = emulation
         """What the hosts emulate; `emulate` changes it. `None` for nothing."""
         self._detached = detached

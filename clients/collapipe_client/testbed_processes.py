@@ -11,6 +11,7 @@ from collapipe_client.workspace import Workspace
 
 LOOPBACK = "127.0.0.1:0"
 SCHEDULER = "scheduler"
+EDGE_SERVER = "edge-server"
 DEFAULT_DEVICES = 3
 
 
@@ -88,7 +89,7 @@ def services(
         Service(
             Identity(Role.SCHEDULER, SCHEDULER), "collapipe.scheduler", tuple(scheduler_options)
         ),
-        Service(Identity(Role.EDGE_SERVER, "edge-server"), "collapipe.edge_server"),
+        Service(Identity(Role.EDGE_SERVER, EDGE_SERVER), "collapipe.edge_server"),
     ]
     for cluster_index, devices in enumerate(clusters):
         control_unit = Identity(Role.CONTROL_UNIT, f"control-unit-{cluster_index}", cluster_index)
