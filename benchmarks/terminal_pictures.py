@@ -10,7 +10,9 @@ import io
 import re
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -42,13 +44,20 @@ def main() -> None:
         snapshot = client.snapshot(job_id)
         client.cancel(job_id)
     for width in _WIDTHS:
-        console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-        console.print(render(view, time.time(), snapshot, width=width))
-        drawing = console.export_svg(title="collapipe train --preset demo")
-        # The font would come from another site. A viewer takes its own.
-        drawing = re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL)
-        drawing = "".join(f"{line.rstrip()}\n" for line in drawing.splitlines())
+        drawing = draw(view, snapshot, width)
         (_PICTURES / f"terminal-{width}.svg").write_text(drawing, "utf-8")
+
+
+def draw(view: JobView, snapshot: Mapping[str, Any], width: int, above: Iterable[str] = ()) -> str:
+    """Draws the live view as SVG, below lines that were printed before."""
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    for line in above:
+        console.print(line, markup=False)
+    console.print(render(view, time.time(), snapshot, width=width))
+    drawing = console.export_svg(title="collapipe train --preset demo")
+    # The font would come from another site. A viewer takes its own.
+    drawing = re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL)
+    return "".join(f"{line.rstrip()}\n" for line in drawing.splitlines())
 
 
 if __name__ == "__main__":
