@@ -185,7 +185,12 @@ def watch(
     with exit_codes(as_json):
         endpoint = need_endpoint(endpoint_options)
         with endpoint.client() as client, make_display(Console(), as_json) as display:
-            follow_job(client, choose_job(client, job).job_id, display)
+            status = choose_job(client, job)
+            if job is None and status.HasField("ended_at"):
+                complain(
+                    f"no job runs or waits: this is the newest one that has ended, {status.name} ({status.job_id})"
+                )
+            follow_job(client, status.job_id, display)
         if display.view.state != "succeeded":
             raise typer.Exit(FAILED)
 
@@ -256,6 +261,8 @@ def export(
 
 def _check_empty(directory: Path, overwrite: bool) -> None:
     """Refuses a folder whose files a model would replace or join; raises `InvalidInputError`."""
+    if directory.is_file():
+        raise InvalidInputError(f"{directory} is a file: give a folder")
     if not overwrite and _is_taken(directory):
         raise InvalidInputError(
             f"{directory} is not empty: give another folder, or --overwrite to replace the model in it"

@@ -222,7 +222,7 @@ def with_local_paths(job: JobConfig) -> JobConfig:
             for path in (path for text in listed for path in text.split(",")):
                 if not Path(path).exists():
                     raise InvalidInputError(
-                        f"data.{key}: {path} is not a file or folder: give another with --set data.{key}=PATH"
+                        f"data.{key}: {path} does not exist: give another with --set data.{key}=PATH"
                     )
     return absolute
 

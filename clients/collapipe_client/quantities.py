@@ -14,11 +14,17 @@ _MOST_BYTES = 1e18
 _RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATIOS = {"%": 0.01, "": 1.0}
+_LEAST_WITHOUT_UNIT = 1e6
+"""A smaller number of bytes is probably one of MB or GB."""
 
 
 def read_bytes(text: str) -> int:
     """Reads a size in bytes, for example "200MB", "1.5 GiB" or "0"."""
     size = _read(text, {**_BYTES, "": 1}, "a size", "200MB")
+    if text.strip().isdecimal() and 0 < size < _LEAST_WITHOUT_UNIT:
+        raise InvalidInputError(
+            f"{text!r} is {size:.0f} bytes: give it a unit, for example {text.strip()}GB or {text.strip()}MB"
+        )
     if size and not 1 <= size <= _MOST_BYTES:
         raise InvalidInputError(
             f"{text!r} is {size:.3g} bytes: give at least 1 byte and at most {_MOST_BYTES:.3g}, or 0 for no limit"

@@ -179,7 +179,7 @@ class ClusterPipeline:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the predictions for each micro-batch, in order."""
-        self._phase = "evaluating"
+        self._phase = "the evaluation"
         predictions: list[Tensor] = []
 
         def take(frame: Frame) -> None:
@@ -214,7 +214,7 @@ class ClusterPipeline:
             take: Takes the number of a prompt and the next token of its answer. Returns whether the answer goes on.
             feeds_back: Whether each token is the input of the next pass. Otherwise the first pass gives all tokens.
         """
-        self._phase = "generating"
+        self._phase = "the answers"
         num_sequences = min(len(prompts), self._stages[0].in_flight)
         command = stage_pb2.RunGeneration(num_sequences=num_sequences, options=options)
         self._command(stage_pb2.RunStageRequest(run_generation=command), "generate")

@@ -145,7 +145,8 @@ def _missing_column(
     near = difflib.get_close_matches(wanted, left, n=1) or (left if len(left) == 1 else [])
     hint = f"={near[0]} (did you mean {near[0]!r}?)" if near else " to the name of one"
     return InvalidInputError(
-        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none'}): set data.{setting}{hint}"
+        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none'}): set data.{setting}{hint}, or rename "
+        "the column in the file"
     )
 
 

@@ -20,7 +20,13 @@ def read_texts(path: Path, column: str) -> list[str]:
         source = ConllFile(str(path))
     else:  # Rows of this kind need no labels.
         source = open_file(str(path), "causal_lm", DataConfig(text_column=column))
-    texts = [row.texts[0].strip() for row in source.read()]
+    try:
+        texts = [row.texts[0].strip() for row in source.read()]
+    except InvalidInputError as error:
+        # There is no job file here.
+        remedy = str(error).replace("set data.text_column=", "give --column ")
+        remedy = remedy.replace("set data.text_column to", "set --column to")
+        raise InvalidInputError(remedy) from None
     if not any(texts):
         raise InvalidInputError(f"{path} has no text: put at least 1 in it")
     return [text for text in texts if text]

@@ -111,10 +111,7 @@ _ANOTHER_NAME = (
 _ANOTHER_AUTHORITY = (
     "its certificate is of another authority: both sides need certificates of one authority"
 )
-_CLOSED = (
-    "it has probably ended: its log says why; start it again. If it runs, it refused the call: `collapipe doctor` on both machines "
-    "examines their certificates"
-)
+_CLOSED = "it has probably ended: start it again if nothing else does. If it still runs, `collapipe doctor` there examines its certificate"
 _REMEDIES = [
     ("certificate has expired", "its certificate has expired: renew it, and start it again"),
     ("certificate is not yet valid", "check the clocks of both machines"),

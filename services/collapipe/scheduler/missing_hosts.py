@@ -91,7 +91,8 @@ class MissingHosts:
                 text = f"{host_id} is left out although it sends heartbeats: {host.left_out}"
             elif host.HasField("last_seen"):
                 age = time.time() - host.last_seen.ToMilliseconds() / 1000
-                text = f"{host_id} is lost: its last heartbeat was {age:.0f} s ago"
+                silence = f": its last heartbeat was {age:.0f} s ago" if age >= 1 else ""
+                text = f"{host_id} is lost{silence}"
             else:
                 text = f"{host_id} has not registered since the scheduler was started"
             changes.setdefault(code, {})[host_id] = text

@@ -63,4 +63,5 @@ def _why(decision: RoundDecision) -> str:
     if problem.previous is None:
         return told
     before = predict(problem, problem.previous).round_seconds
-    return f"{told}, {before:.3g} s without this change" if math.isfinite(before) else told
+    saves = now < before < math.inf
+    return f"{told}, {before:.3g} s without this change" if saves else told

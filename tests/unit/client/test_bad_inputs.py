@@ -105,10 +105,13 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "no data": ("train --preset ner", ["data.train is not set", "--set data.train=train.conll"]),
     "hub without a name": (f"{TRAIN} --set data.source=hub --set data.train=x", ["hub_name"]),
     "output is not empty": (f"{TRAIN} --output /usr", ["/usr is not empty", "--overwrite"]),
-    "output is a file": (f"{TRAIN} --output {{d}}/job.toml", ["job.toml", "--overwrite"]),
+    "output is a file": (
+        f"{TRAIN} --output {{d}}/job.toml",
+        ["job.toml is a file", "give a folder"],
+    ),
     "output cannot be made": (f"{TRAIN} --output {{d}}/job.toml/x", ["job.toml/x"]),
     # Data files.
-    "missing data": (f"{ROWS}nowhere.csv", ["nowhere.csv is not a file", "data.train=PATH"]),
+    "missing data": (f"{ROWS}nowhere.csv", ["nowhere.csv does not exist", "data.train=PATH"]),
     "data is a folder": (f"{ROWS}{{d}}/folder", ["folder", "save_to_disk", "data.source"]),
     "unknown format": (f"{ROWS}{{d}}/job.toml", ["job.toml", "not supported", ".csv"]),
     "data of an unknown user": (f"{ROWS}~nobody-here/a.csv", ["~nobody-here/a.csv"]),

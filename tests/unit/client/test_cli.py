@@ -185,7 +185,7 @@ def test_train_without_a_testbed_runs_one_and_ends_it(
         (["train", "absent.toml"], "does not exist"),
         (["train", "--preset", "demo", "--set", "training.round=1"], "training.rounds"),
         (["train", "--preset", "ner"], "data.train is not set"),
-        (["train", "--preset", "ner", "--set", "data.train=x.conll"], "x.conll is not a file"),
+        (["train", "--preset", "ner", "--set", "data.train=x.conll"], "x.conll does not exist"),
         (["train", "--preset", "demo", "--devices", "0"], "positive numbers"),
         (["train", "--preset", "demo", "--devices", "1"], "needs 2 clusters of 3, 3 devices"),
         (["train", "--preset", "demo", "--device-memory", "5 apples"], "is not a size"),
@@ -264,7 +264,7 @@ def test_status_says_who_is_missing_since_when_and_what_is_suspected(fake: FakeS
     text = _RUNNER.invoke(app, ["status", *_remote(fake)]).stdout
     assert re.search(
         r"job job-1: waits for device-0 \(last heartbeat 4\d s ago, at [-\d: ]+\); "
-        r"2 attempts have failed since the last commit \(device-0 is lost\); tries again until [-\d: ]+\n",
+        r"2 attempts have failed since the last commit \(device-0 is lost\); ends at [-\d: ]+ if no round is committed before\n",
         text,
     )
     assert re.search(r"device-1 is suspected until [-\d: ]+: it broke its stream\n", text)

@@ -138,7 +138,7 @@ def test_both_files_of_a_parallel_text_are_made_absolute(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.en").touch()
     job = load_preset("translation", ["data.train=a.en,a.de"])
-    with pytest.raises(InvalidInputError, match=f"{tmp_path}/a.de is not a file"):
+    with pytest.raises(InvalidInputError, match=f"{tmp_path}/a.de does not exist"):
         with_local_paths(job)
     (tmp_path / "a.de").touch()
     assert with_local_paths(job).data.train == f"{tmp_path}/a.en,{tmp_path}/a.de"

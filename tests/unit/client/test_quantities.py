@@ -12,7 +12,13 @@ from collapipe_client.quantities import (
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("200MB", 200_000_000), ("1.5 GiB", 3 * 2**29), ("2kib", 2048), ("0", 0), ("7", 7)],
+    [
+        ("200MB", 200_000_000),
+        ("1.5 GiB", 3 * 2**29),
+        ("2kib", 2048),
+        ("0", 0),
+        ("7000000", 7_000_000),
+    ],
 )
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
     assert read_bytes(text) == size
@@ -27,6 +33,8 @@ def test_rates_times_and_ratios_are_read_with_their_units() -> None:
 def test_quantity_with_an_unknown_unit_names_the_units() -> None:
     with pytest.raises(InvalidInputError, match="B, KB, MB, GB, KiB, MiB, GiB, for example 200MB"):
         read_bytes("5 apples")
+    with pytest.raises(InvalidInputError, match="'3' is 3 bytes: give it a unit, for example 3GB"):
+        read_bytes("3")
     with pytest.raises(InvalidInputError, match="bit, kbit, mbit, gbit, for example 10mbit"):
         read_rate("5")
 

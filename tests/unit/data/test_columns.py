@@ -56,7 +56,11 @@ def test_setting_with_another_value_finds_only_this_name(tmp_path: Path) -> None
             r"data\.label_column=lbel \(did you mean 'lbel'",
         ),
         ({"text": "a", "intent": "b"}, {}, r"data\.label_column=intent \(did you mean 'intent'"),
-        ({"text": "a", "b": "b", "c": "c"}, {}, r"data\.label_column to the name of one$"),
+        (
+            {"text": "a", "b": "b", "c": "c"},
+            {},
+            r"data\.label_column to the name of one, or rename",
+        ),
         (
             {"text": "a", "label": "b", "id": "c"},
             {"text_column": "txt"},

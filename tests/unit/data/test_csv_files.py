@@ -72,7 +72,7 @@ def test_long_text_is_read(tmp_path: Path) -> None:
             "text,lable\na,b\n",
             "classification",
             r"a\.csv:1: has no column 'label' \(columns found: 'text', 'lable'\): set data\.label_column=lable "
-            r"\(did you mean 'lable'\?\); the first line must name the columns$",
+            r"\(did you mean 'lable'\?\), or rename the column in the file; the first line must name the columns$",
         ),
         ("Ada\tB-person\n", "ner", r"a\.csv:1: has no column 'text'.* name the file \.conll$"),
         ("text,text,label\n", "classification", r"a\.csv:1: names the column 'text' twice"),
