@@ -326,7 +326,7 @@ def _testbed_for(
         if endpoint.testbed is not None and not endpoint.testbed.detached:
             raise InvalidInputError(
                 f"another command trains in {workspace}, and ends its testbed afterwards: follow it with `collapipe watch`, wait "
-                "for it, or give this command a --workspace DIR of its own"
+                "for it, or give this command a --workspace DIR of its own. Jobs queue on a testbed of `collapipe up`"
             )
         _check_is_up(job, endpoint, options)
         if endpoint.testbed is not None and (link := Workspace(workspace).page_link()):

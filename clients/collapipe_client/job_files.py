@@ -274,9 +274,7 @@ def _apply_settings(document: dict[str, Any], settings: Sequence[str], origin: s
             section.pop(keys[-1], None)
         else:
             section[keys[-1]] = value
-    return JobConfig.from_dict(
-        document, origin + "".join(f" --set {setting}" for setting in settings)
-    )
+    return JobConfig.from_dict(document, f"{origin} with --set" if settings else origin)
 
 
 def _type_of(key: str) -> Any:

@@ -123,6 +123,8 @@ def say_comparison(document: dict[str, Any]) -> None:
     for name, values in rows.items():
         table.add_row(name, *map(str, values))
     metrics = {job["metric"] for job in jobs} - {""}
+    if len(metrics) > 1:
+        table.add_row("metric", *(job["metric"] for job in jobs))
     metric = metrics.pop() if len(metrics) == 1 else "metric"
     at_time = document["at_seconds"]
     reached = [(f"after round {each['round']}", each) for each in document["at_rounds"]]
