@@ -88,6 +88,11 @@ def _largest_device(scenario: Scenario) -> float | None:
     return max(known) if len(known) == len(limits) else None
 
 
+_ENOUGH_SEEDS = 5
+"""The bootstrap of fewer values knows hardly more than their range."""
+_FEW_SEEDS = f" With fewer than {_ENOUGH_SEEDS} seeds, these intervals say little."
+
+
 def say_runs(scenario: Scenario) -> str:
     """Names a scenario with its seeds and rounds."""
     seeds = scenario.seed_list
@@ -197,6 +202,7 @@ def _caption(scenario: Scenario) -> str:
     spread = ""
     if count > 1:
         spread = f" Medians over {count} seeds, with their 95 % confidence intervals below."
+        spread += _FEW_SEEDS if count < _ENOUGH_SEEDS else ""
     return f"{say_runs(scenario)}.{spread}"
 
 
