@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -194,7 +195,47 @@ def test_curves_have_the_points_of_every_round(page: Page) -> None:
 
 
 def test_warnings_of_the_scheduler_are_shown(page: Page) -> None:
-    expect(page.get_by_role("alert")).to_contain_text("Warning: the warm-up")
+    warning = page.get_by_role("alert").locator(".warning").first
+    expect(warning).to_contain_text("Warning: the warm-up")
+    colours = "element => [getComputedStyle(element).borderColor, getComputedStyle(document.body).getPropertyValue('--lost')]"
+    shown, lost = warning.evaluate(colours)
+    assert shown != f"rgb{tuple(bytes.fromhex(lost[1:]))}"
+
+
+def problems(page: Page, view: dict[str, object]) -> list[str]:
+    """Returns the sentences of the boxes above a view of job `a`."""
+    view["job"] = {"id": "a", "state": "running"}
+    found = page.evaluate(
+        "async view => (await import('/static/progress.js')).problems(view)", view
+    )
+    return [one["text"] for one in found]
+
+
+@pytest.mark.parametrize(("last", "is_shown"), [(3.96, True), (3.9, False)])
+def test_warning_of_a_flat_loss_goes_when_the_loss_falls(
+    page: Page, last: float, is_shown: bool
+) -> None:
+    rounds = [{"round": 1, "losses": [4, 4, 4, 4]}, {"round": 2, "losses": [4, 4, last, last]}]
+    warning = {"kind": "FLAT_LOSS", "text": "it stays"}
+    told = {"rounds": rounds, "sections": {"job": {"id": "a", "warnings": [warning]}}}
+    assert problems(page, told) == ["Warning: it stays"] * is_shown
+
+
+@pytest.mark.parametrize("state", ["suspected", "working"])
+def test_one_box_tells_of_one_host(page: Page, state: str) -> None:
+    host = {"id": "device-0-1", "state": state, "suspicion": "device-0-0 could not reach it"}
+    trouble = [
+        "The job goes on without device-0-1: no heartbeat",
+        "The round failed once and is tried again: cluster 0: device-0-1 was lost",
+        "The round failed twice: device-0-10 was lost",
+    ]
+    sections = {
+        "details": {"0": {"pipeline": [host], "others": []}},
+        "job": {"id": "a", "trouble": trouble},
+    }
+    words = "device-0-1 is suspected, and left out for a while: device-0-0 could not reach it. The job goes on without it."
+    first = words if state == "suspected" else trouble[0]
+    assert problems(page, {"rounds": [], "sections": sections}) == [first, trouble[2]]
 
 
 def test_losses_of_every_second_round_stand_within_their_rounds(page: Page) -> None:
@@ -203,6 +244,21 @@ def test_losses_of_every_second_round_stand_within_their_rounds(page: Page) -> N
         "async rounds => (await import('/static/progress.js')).losses(rounds)", rounds
     )
     assert found == [[0.5, 4], [1, 3], [2.5, 2], [3, 1]]
+
+
+def test_open_page_has_the_metric_of_every_round(
+    page: Page, testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    rounds = 20
+    training = {"rounds": rounds, "evaluate_every": 1}
+    job = make_job(tmp_path, num_held_out=200, training=training, name="metrics")
+    with testbed.client() as client:
+        show(page, testbed, f"job={client.submit(job)}&tab=rounds")
+    expect(page.locator("#summary")).to_contain_text("succeeded after")
+    for number in range(rounds, 0, -1):
+        expect(page.locator(".replay output")).to_have_text(f"Round {number} of {rounds}")
+        expect(page.locator("[data-key=round]")).to_contain_text("; accuracy", timeout=10_000)
+        page.get_by_label("Earlier round").click()
 
 
 def test_replay_goes_through_the_rounds_of_an_ended_job(page: Page) -> None:
@@ -238,6 +294,9 @@ def test_waiting_job_is_cancelled_on_the_page(
     open_tab(page, "Jobs")
     row = page.get_by_role("row", name=re.compile(waiting_job))
     expect(row).to_contain_text(re.compile("preparing|queued"))
+    words = row.locator(".wide small").bounding_box()
+    button = row.get_by_role("button", name="Cancel job").bounding_box()
+    assert words and button and button["y"] >= words["y"] + words["height"]
     page.once("dialog", lambda dialog: dialog.dismiss())
     row.get_by_role("button", name="Cancel job").click()
     expect(row.get_by_role("button", name="Cancel job")).to_be_visible()
@@ -312,13 +371,33 @@ def test_page_goes_on_after_a_restart_of_the_scheduler(page: Page, testbed: Loca
     expect(host).to_be_visible()
 
 
+@contextmanager
+def lone_scheduler(folder: Path) -> Iterator[tuple[str, str]]:
+    """A scheduler without hosts: its address, and the link of its page."""
+    state = folder / "scheduler"
+    options = ["--insecure", "--listen=127.0.0.1:0", "--web=127.0.0.1:0", f"--state-dir={state}"]
+    with started(folder, "collapipe.scheduler", *options) as ready:
+        page = read_document(state / "page.json")
+        assert page is not None
+        yield ready["address"], page["link"]
+
+
+def test_page_of_a_scheduler_that_has_ended_says_what_to_do(
+    browser: Browser, tmp_path: Path
+) -> None:
+    context = browser.new_context()
+    with lone_scheduler(tmp_path) as (_, link):
+        page = open_page(context, link)
+        expect(page.get_by_role("alert")).to_be_empty()
+    expect(page.get_by_role("alert")).to_contain_text("collapipe up")
+    context.close()
+
+
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[str]:
     """The link of a scheduler that 120 hosts in ten clusters have registered with. They send no heartbeats."""
-    state = tmp_path / "scheduler"
-    options = ["--insecure", "--listen=127.0.0.1:0", "--web=127.0.0.1:0", f"--state-dir={state}"]
-    with started(tmp_path, "collapipe.scheduler", *options) as ready:
-        with open_channel(ready["address"], Security.insecure()) as channel:
+    with lone_scheduler(tmp_path) as (scheduler, link):
+        with open_channel(scheduler, Security.insecure()) as channel:
             stub = SchedulerServiceStub(channel)
             for number in range(120):
                 cluster, device = divmod(number, 12)
@@ -327,9 +406,7 @@ def crowded(tmp_path: Path) -> Iterator[str]:
                 host.incarnation = "first"
                 host.address = f"127.0.0.1:{number + 1}"
                 stub.RegisterHost(RegisterHostRequest(host=host))
-        page = read_document(state / "page.json")
-        assert page is not None
-        yield page["link"]
+        yield link
 
 
 def test_many_hosts_are_grouped_by_cluster_and_opened_on_demand(

@@ -166,10 +166,7 @@ def _slowest(
     in_time: list[tuple[float, int]] = []
     if committed is not None:
         in_time = [
-            (
-                s.configure_seconds + s.evaluation_seconds + s.training_seconds + s.gather_seconds,
-                index,
-            )
+            (_seconds(s), index)
             for index, s in enumerate(committed.summaries)
             if index not in committed.late_clusters and index < len(decision.plans)
         ]
@@ -185,6 +182,22 @@ def _slowest(
         ),
         None,
     )
+
+
+def _seconds(summary: job_pb2.RoundSummary) -> float:
+    return (
+        summary.configure_seconds
+        + summary.evaluation_seconds
+        + summary.training_seconds
+        + summary.gather_seconds
+    )
+
+
+def evaluation_seconds(committed: scheduler_pb2.RoundCommitted) -> float:
+    """Returns how long the cluster that took longest evaluated the model in a round."""
+    late = set(committed.late_clusters)
+    in_time = [s for index, s in enumerate(committed.summaries) if index not in late]
+    return max(in_time, key=_seconds).evaluation_seconds if in_time else 0.0
 
 
 def computing_seconds(summary: job_pb2.RoundSummary) -> dict[str, float]:

@@ -37,13 +37,17 @@ def commit(store: JobStore, document: JobDocument, index: int, *losses: float) -
     record = RoundDocument(attempt=0, plans=plans, decision=decision.to_json(), total_steps=1)
     store.save_round(document.job_id, index, record)
     summary = RoundSummary(
-        losses=losses, training_seconds=4.0, local_steps=len(losses), gather_seconds=0.5
+        losses=losses,
+        evaluation_seconds=1.25,
+        training_seconds=4.0,
+        local_steps=len(losses),
+        gather_seconds=0.5,
     )
     summary.stages.add(host_id="device-0", busy_ratio=0.75)
     committed = RoundCommitted(
         num_rounds=index + 1,
         round_seconds=6.0,
-        summaries=[summary, RoundSummary()],
+        summaries=[summary, RoundSummary(evaluation_seconds=9.0)],
         late_clusters=[1],
     )
     progress = JobProgress(document, store, EventLog())
@@ -65,6 +69,7 @@ def test_round_has_prediction_and_result_after_a_restart(
     assert page == read.rounds(document.job_id, 0) and page["done"]
     [round_] = page["rounds"]  # type: ignore[misc]
     assert round_["seconds"] == 6.0 and round_["predicted_seconds"] > 0
+    assert round_["evaluation_seconds"] == 1.25  # That of the late cluster is longer.
     assert round_["losses"] == [3.0, 1.0] and round_["samples_per_second"] == 16 * 2 / 4
     assert round_["metrics"] == {"accuracy": 0.5, "loss": 1.0} and round_["late"] == [1]
     assert round_["queues"] == {"device-0": 2.5}

@@ -28,7 +28,7 @@ from collapipe.scheduler.web.rates import RateReader
 from collapipe.scheduler.web.snapshot import MOST_CLUSTERS, MOST_DETAILED, Focus, Snapshots
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import scheduler_pb2
-from collapipe.v1.job_pb2 import RoundProgress
+from collapipe.v1.job_pb2 import Evaluation, RoundProgress
 from collapipe.v1.scheduler_pb2 import Host, Incident, RoundCommitted, RoundStarted
 
 from .jobs import Clock, Source, hosts, job, knowledge, planner
@@ -301,6 +301,20 @@ def test_warnings_notes_and_changes_of_plans_are_among_the_events(world: World) 
         ("round_started", "round 1 starts: device-1 takes block 2"),
         ("round_committed", "round 1 is committed after 2.0 s without clusters 0, 2"),
     ]
+
+
+def test_warning_of_one_answer_goes_with_the_next_evaluation_that_differs(world: World) -> None:
+    document = world.submit()
+    for code in (
+        scheduler_pb2.WARNING_CODE_FEW_ROWS,
+        scheduler_pb2.WARNING_CODE_ONE_CLASS,
+    ):
+        world.publish(document, warning=scheduler_pb2.JobWarning(code=code, message="look"))
+    kinds = []
+    for is_one in (True, False):
+        world.publish(document, evaluation=Evaluation(num_rounds=4, one_answer=is_one))
+        kinds.append([each["kind"] for each in world.sections()["job"]["warnings"]])
+    assert kinds == [["FEW_ROWS", "ONE_CLASS"], ["FEW_ROWS"]]
 
 
 @pytest.mark.parametrize(

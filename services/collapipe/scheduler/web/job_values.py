@@ -27,6 +27,7 @@ class WatchedJob:
         started: The start of the present round, if one has begun.
         progress: The last report of each cluster of the job in it.
         round_seconds: Those of the rounds that this scheduler has committed, in order.
+        warnings: Those that no later evaluation contradicts, by code.
     """
 
     document: JobDocument
@@ -35,6 +36,7 @@ class WatchedJob:
     started: Event | None = None
     progress: dict[int, job_pb2.RoundProgress] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
+    warnings: dict[int, Event] = field(default_factory=dict)
 
     @classmethod
     def of(cls, document: JobDocument, log: EventLog) -> "WatchedJob":
@@ -49,6 +51,10 @@ class WatchedJob:
                 watched.progress[event.progress.cluster_index] = event.progress
             elif kind == "round_committed":
                 watched.round_seconds.append(event.round_committed.round_seconds)
+            elif kind == "warning":
+                watched.warnings[event.warning.code] = event
+            elif kind == "evaluation" and not event.evaluation.one_answer:
+                watched.warnings.pop(scheduler_pb2.WARNING_CODE_ONE_CLASS, None)
         return watched
 
     def plan(self, index: int) -> plan_pb2.Plan:
@@ -109,6 +115,7 @@ class WatchedJob:
             "loss": mean(p.loss for p in self.progress.values() if p.HasField("loss")),
             "samples_per_second": number(sum(rates), 3) if rates else None,
             "events": [each for each in told if each is not None][-MOST_EVENTS:],
+            "warnings": [_event(each, self.log.began) for each in self.warnings.values()],
         }
 
 

@@ -10,7 +10,7 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
-from collapipe.scheduler.round_sum import computing_seconds
+from collapipe.scheduler.round_sum import computing_seconds, evaluation_seconds
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
 from collapipe.scheduler.web.values import Value, links, mean, number, prediction_of, stages, text
@@ -69,6 +69,7 @@ class Records:
             rates = [mini_batch * s.local_steps / s.training_seconds for s in trained]
             summary |= {
                 "seconds": number(committed.round_seconds),
+                "evaluation_seconds": number(evaluation_seconds(committed)),
                 "losses": _losses(committed.summaries, most_losses),
                 "samples_per_second": number(sum(rates), 3),
                 "late": list(committed.late_clusters)[:_MOST_CLUSTERS],

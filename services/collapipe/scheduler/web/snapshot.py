@@ -135,8 +135,8 @@ class Snapshots:
         return {
             "now": number(time.time(), 13),
             "status": next((each for each in jobs if each["id"] == job_id), None),
-            # A client has the events.
-            "job": {name: value for name, value in job.items() if name != "events"},
+            # A client has the events, and the warnings among them.
+            "job": {k: v for k, v in job.items() if k not in ("events", "warnings")},
             "details": sections["details"],
         }
 

@@ -14,12 +14,14 @@ const TABS = [
   ["jobs", "Jobs"],
   ["events", "Events"],
 ];
+const SILENT_MS = 5000; // Then the page says what to do.
 const element = (id) => document.getElementById(id);
 
 let route = readRoute();
 let sections = {};
 let history = { job: "", every: 1, next: 0, rounds: [], isLoading: false };
 let refusal = "",
+  silentSince = 0,
   stopFollowing = () => {},
   isDue = false,
   followed = "";
@@ -60,6 +62,7 @@ function listen() {
     (state) => {
       element("connection").className = state === true ? "on" : "off";
       element("connection").textContent = state === true ? "live" : state ? "not connected" : "connection lost, trying again …";
+      silentSince = state === null ? silentSince || Date.now() : 0;
       if (state instanceof Error && state.status === 403) refusal = state.message;
       again();
     },
@@ -68,7 +71,7 @@ function listen() {
 
 const chosenJob = () => (sections.jobs ?? []).find((job) => job.id === (sections.job?.id ?? route.job));
 
-// Fetches the records of rounds that are not here yet.
+// Fetches the records of rounds that are not here yet, and the last one again: its model is evaluated after its commit.
 async function loadRounds() {
   const job = chosenJob();
   if (!job || history.isLoading) return;
@@ -76,7 +79,11 @@ async function loadRounds() {
     history = { job: job.id, every: 1, next: 0, rounds: [], isLoading: false };
     forget();
   }
-  const own = history;
+  const own = history,
+    last = own.rounds.at(-1);
+  const isEvaluated = last && !last.metrics && job.evaluation?.round === last.round;
+  if (own.next >= job.committed && !isEvaluated) return;
+  if (last) own.next = last.round - 1;
   own.isLoading = true;
   try {
     while (own === history && own.next < job.committed) {
@@ -85,17 +92,15 @@ async function loadRounds() {
         Object.assign(own, { every: page.every, next: 0, rounds: [] });
         continue;
       }
-      Object.assign(own, { every: page.every, next: page.next });
-      own.rounds.push(...page.rounds);
+      const rounds = [...own.rounds.filter(({ round }) => round <= own.next), ...page.rounds];
+      Object.assign(own, { every: page.every, next: page.next, rounds });
       if (page.done) break;
     }
   } catch (error) {
     console.warn(error);
   }
   own.isLoading = false;
-  const last = own.rounds.at(-1);
-  // The evaluation of the last model comes after its round.
-  if (last && !last.metrics && job.evaluation?.round === last.round) last.metrics = { [job.evaluation.metric]: job.evaluation.value };
+  if (chosenJob() !== job) loadRounds(); // The scheduler has told more meanwhile.
   again();
 }
 
@@ -110,7 +115,10 @@ function again() {
 
 function render() {
   if (refusal) return renderLocked();
-  if (!sections.jobs) return;
+  const isSilent = silentSince > 0 && Date.now() - silentSince > SILENT_MS;
+  const silence =
+    isSilent && h("p", {}, "The scheduler does not answer. Type ", h("code", {}, "collapipe up"), " on the machine of the testbed.");
+  if (!sections.jobs) return show(element("problems"), silence);
   const job = chosenJob(),
     rounds = history.job === job?.id ? history.rounds : [];
   const view = { job, rounds, sections, route, choose, again, now: Date.now() / 1000 };
@@ -125,7 +133,8 @@ function render() {
   if (job) element("job").value = job.id;
   show(
     element("problems"),
-    problems(view).map((text) => h("p", {}, text)),
+    silence,
+    problems(view).map(({ text, isWarning }) => h("p", { class: isWarning ? "warning" : null }, text)),
   );
   show(
     element("summary"),

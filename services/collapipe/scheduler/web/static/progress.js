@@ -5,8 +5,8 @@ import { h, svg } from "./dom.js";
 import { clock, duration, isNumber, plural, short } from "./format.js";
 import { progressBar } from "./pipeline.js";
 
-// The kinds of events that are warnings: WarningCode of scheduler.proto.
-const WARNINGS = ["LONG_WARM_UP", "FEW_ROWS", "ONE_CLASS", "FLAT_LOSS", "WAITING_DEVICE", "SLOW_EMULATION"];
+// A loss whose mean over the last quarter of the steps is lower by this part than over the first one falls: docs/running.md.
+const LEAST_FALL = 0.02;
 const ENDED = ["succeeded", "failed", "cancelled"];
 export const hasEnded = (job) => ENDED.includes(job.state);
 
@@ -31,6 +31,17 @@ export function timeLeft(job, now) {
 // All losses as [position in rounds, loss].
 export const losses = (rounds) =>
   rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - 1 + (index + 1) / losses.length, loss]));
+
+function falls(points) {
+  const values = points.map(([, loss]) => loss).filter(isNumber),
+    size = Math.floor(values.length / 4);
+  const mean = (part) => part.reduce((sum, value) => sum + value, 0) / size;
+  const before = mean(values.slice(0, size));
+  return size > 0 && before - mean(values.slice(-size)) >= LEAST_FALL * Math.abs(before);
+}
+
+// What a round took without its evaluation, which no prediction counts.
+export const tookToTrain = ({ seconds, evaluation_seconds: evaluation }) => (isNumber(seconds) ? seconds - (evaluation ?? 0) : null);
 
 function sparkline(points) {
   const values = points.map(([, loss]) => loss).filter(isNumber);
@@ -89,7 +100,7 @@ export function summary({ job, rounds, sections, now }) {
       "speed",
       "Speed",
       isNumber(speed) && speed > 0 ? `${short(speed)} samples/s` : "–",
-      isRunning ? "all clusters together, now" : "in the last round",
+      !isRunning ? "in the last round" : speed > 0 ? "all clusters together, now" : "between rounds",
     ),
     heldBack(lost, detail?.held_back ?? []),
   ];
@@ -111,8 +122,8 @@ function heldBack(lost, clusters) {
   );
 }
 
-// What is wrong, in whole sentences. Empty if nothing is.
-export function problems({ job, sections }) {
+// What is wrong, in whole sentences: [{text, id, isWarning}], with the id of a host. Empty if nothing is.
+export function problems({ job, rounds, sections }) {
   const found = [],
     details = Object.values(sections.details ?? {});
   const named = new Set();
@@ -120,10 +131,12 @@ export function problems({ job, sections }) {
     if (named.has(host.id)) continue;
     named.add(host.id);
     if (host.state === "lost")
-      found.push(
-        `${host.id} is lost: ${host.last_seen ? `no heartbeat since ${clock(host.last_seen)}` : "it has not registered"}. Start it again, or look at its network.`,
-      );
-    if (host.state === "suspected") found.push(`${host.id} is suspected, and left out for a while: ${host.suspicion}`);
+      found.push({
+        id: host.id,
+        text: `${host.id} is lost: ${host.last_seen ? `no heartbeat since ${clock(host.last_seen)}` : "it has not registered"}. Start it again, or look at its network.`,
+      });
+    if (host.state === "suspected")
+      found.push({ id: host.id, text: `${host.id} is suspected, and left out for a while: ${host.suspicion}` });
   }
   const unnamed = (sections.clusters ?? []).filter((cluster) => (cluster.lost || cluster.suspected) && !sections.details?.[cluster.index]);
   if (unnamed.length) {
@@ -133,16 +146,26 @@ export function problems({ job, sections }) {
         .map((cluster) => cluster.index)
         .join(", ");
     if (lost)
-      found.push(
-        `${plural(lost, "host")} of ${plural(unnamed.length, "cluster")} (${some}${unnamed.length > 6 ? ", …" : ""}) sent no heartbeat for 10 s.`,
-      );
+      found.push({
+        text: `${plural(lost, "host")} of ${plural(unnamed.length, "cluster")} (${some}${unnamed.length > 6 ? ", …" : ""}) sent no heartbeat for 10 s.`,
+      });
   }
   if (!job) return found;
   const detail = sections.job?.id === job.id ? sections.job : null;
-  for (const line of detail?.trouble ?? []) found.push(line.split(/(?<=[.]) /)[0]);
-  if (job.state === "failed") found.push(`The job failed: ${job.message}`);
-  for (const event of detail?.events ?? []) if (WARNINGS.includes(event.kind)) found.push(`Warning: ${event.text}`);
+  for (const line of detail?.trouble ?? []) addTrouble(found, line.split(/(?<=[.]) /)[0]);
+  if (job.state === "failed") found.push({ text: `The job failed: ${job.message}` });
+  for (const { kind, text } of detail?.warnings ?? [])
+    if (kind !== "FLAT_LOSS" || !falls(losses(rounds))) found.push({ text: `Warning: ${text}`, isWarning: true });
   return found;
+}
+
+// Adds a sentence about a job, unless it is about a host that has one. The box of that host then tells what the job does.
+function addTrouble(found, line) {
+  const [, does, id] = line.match(/^The job (waits for|goes on without) ([^\s:]+)(?=:|$)/) ?? [];
+  const named = line.split(/[^\w.-]+/).map((word) => word.replace(/[.]$/, ""));
+  const told = found.find((one) => one.id && named.includes(one.id));
+  if (!told) found.push({ text: line, id });
+  else if (does) told.text = `${told.text.replace(/[.]?$/, ".")} The job ${does} it.`;
 }
 
 // The tab with the curves of a job.
@@ -154,7 +177,7 @@ export const curves = ({ rounds, job }) =>
         rounds.some((round) => round.metrics) &&
           chart("metric", Object.keys(rounds.find((round) => round.metrics).metrics)[0], "on held-out rows, after each round"),
         chart("speed", "Speed", "rows that all clusters trained in a second"),
-        chart("time", "Time of a round", "as the scheduler predicted it, and as it was"),
+        chart("time", "Time of a round", "without its evaluation, as the scheduler predicted it, and as it was"),
         rounds.some((round) => Object.keys(round.queues ?? {}).length) &&
           chart("queues", "Energy backlog", `of ${job.strategy}: energy used beyond the budget, in budgets of a round`),
       ];
@@ -184,7 +207,7 @@ export function drawCurves({ rounds }) {
       ["took", "--busy", { points: rounds.length < 40 }],
       ["predicted", "--bottleneck"],
     ],
-    data: [x, of((round) => round.seconds), of((round) => round.predicted_seconds)],
+    data: [x, of(tookToTrain), of((round) => round.predicted_seconds)],
   });
   const queues = [...new Set(rounds.flatMap((round) => Object.keys(round.queues ?? {})))].slice(0, 8);
   drawInto("queues", {
