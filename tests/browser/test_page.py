@@ -211,16 +211,6 @@ def problems(page: Page, view: dict[str, object]) -> list[str]:
     return [one["text"] for one in found]
 
 
-@pytest.mark.parametrize(("last", "is_shown"), [(3.96, True), (3.9, False)])
-def test_warning_of_a_flat_loss_goes_when_the_loss_falls(
-    page: Page, last: float, is_shown: bool
-) -> None:
-    rounds = [{"round": 1, "losses": [4, 4, 4, 4]}, {"round": 2, "losses": [4, 4, last, last]}]
-    warning = {"kind": "FLAT_LOSS", "text": "it stays"}
-    told = {"rounds": rounds, "sections": {"job": {"id": "a", "warnings": [warning]}}}
-    assert problems(page, told) == ["Warning: it stays"] * is_shown
-
-
 @pytest.mark.parametrize("state", ["suspected", "working"])
 def test_one_box_tells_of_one_host(page: Page, state: str) -> None:
     host = {"id": "device-0-1", "state": state, "suspicion": "device-0-0 could not reach it"}
@@ -235,7 +225,7 @@ def test_one_box_tells_of_one_host(page: Page, state: str) -> None:
     }
     words = "device-0-1 is suspected, and left out for a while: device-0-0 could not reach it. The job goes on without it."
     first = words if state == "suspected" else trouble[0]
-    assert problems(page, {"rounds": [], "sections": sections}) == [first, trouble[2]]
+    assert problems(page, {"sections": sections}) == [first, trouble[2]]
 
 
 def test_losses_of_every_second_round_stand_within_their_rounds(page: Page) -> None:

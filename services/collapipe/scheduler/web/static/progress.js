@@ -5,8 +5,6 @@ import { h, svg } from "./dom.js";
 import { clock, duration, isNumber, plural, short } from "./format.js";
 import { progressBar } from "./pipeline.js";
 
-// A loss whose mean over the last quarter of the steps is lower by this part than over the first one falls: docs/running.md.
-const LEAST_FALL = 0.02;
 const ENDED = ["succeeded", "failed", "cancelled"];
 export const hasEnded = (job) => ENDED.includes(job.state);
 
@@ -31,14 +29,6 @@ export function timeLeft(job, now) {
 // All losses as [position in rounds, loss].
 export const losses = (rounds) =>
   rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - 1 + (index + 1) / losses.length, loss]));
-
-function falls(points) {
-  const values = points.map(([, loss]) => loss).filter(isNumber),
-    size = Math.floor(values.length / 4);
-  const mean = (part) => part.reduce((sum, value) => sum + value, 0) / size;
-  const before = mean(values.slice(0, size));
-  return size > 0 && before - mean(values.slice(-size)) >= LEAST_FALL * Math.abs(before);
-}
 
 // What a round took without its evaluation, which no prediction counts.
 export const tookToTrain = ({ seconds, evaluation_seconds: evaluation }) => (isNumber(seconds) ? seconds - (evaluation ?? 0) : null);
@@ -123,7 +113,7 @@ function heldBack(lost, clusters) {
 }
 
 // What is wrong, in whole sentences: [{text, id, isWarning}], with the id of a host. Empty if nothing is.
-export function problems({ job, rounds, sections }) {
+export function problems({ job, sections }) {
   const found = [],
     details = Object.values(sections.details ?? {});
   const named = new Set();
@@ -154,8 +144,7 @@ export function problems({ job, rounds, sections }) {
   const detail = sections.job?.id === job.id ? sections.job : null;
   for (const line of detail?.trouble ?? []) addTrouble(found, line.split(/(?<=[.]) /)[0]);
   if (job.state === "failed") found.push({ text: `The job failed: ${job.message}` });
-  for (const { kind, text } of detail?.warnings ?? [])
-    if (kind !== "FLAT_LOSS" || !falls(losses(rounds))) found.push({ text: `Warning: ${text}`, isWarning: true });
+  for (const { text } of detail?.warnings ?? []) found.push({ text: `Warning: ${text}`, isWarning: true });
   return found;
 }
 
