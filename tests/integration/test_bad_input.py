@@ -192,7 +192,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
             ),
             f.settings.append("schedule.strategy=proportional"),
         ),
-        ["no device can hold a block", "device-3-0, may use 1000", "raise its --memory-bytes"],
+        ["no device can hold a block", "device-3-0, may use 1 kB:", "raise its --memory-bytes"],
     ),
     "device too small for its share": (
         lambda f: f.edit_job("devices_per_cluster = 3", FOUR_CLUSTERS),
