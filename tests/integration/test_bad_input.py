@@ -196,7 +196,7 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "device too small for its share": (
         lambda f: f.edit_job("devices_per_cluster = 3", FOUR_CLUSTERS),
-        ["device-3-0 would run 7 of 7 blocks", "bytes", "1000", "proportional"],
+        ["device-3-0 would run 7 of 7 blocks", "which need", "has 1 kB:", "proportional"],
     ),
     "more devices than there are": (
         lambda f: f.settings.extend(["devices_per_cluster=8", "schedule.wait_for_hosts_seconds=1"]),
