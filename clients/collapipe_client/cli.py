@@ -131,10 +131,19 @@ def train(
         if output is not None:
             _check_empty(output, overwrite)
         _check_writable(output or _MODELS)
+        num_committed = 0
+        # A scheduler that runs refuses the job when it is submitted.
+        if resume and (dry_run or endpoint is None):
+            found = (
+                endpoint.client() if endpoint else client_for_past_jobs(endpoint_options, as_json)
+            )
+            with found as client:
+                num_committed = client.check_resume(job).num_rounds_committed
         if dry_run:
             arguments = [each for each in sys.argv[1:] if each != "--dry-run"]
             site = _site(job, endpoint, testbed_options, endpoint_options.workspace)
-            if not run_dry(job, site, shlex.join(["collapipe", *arguments]), as_json):
+            command = shlex.join(["collapipe", *arguments])
+            if not run_dry(job, site, command, as_json, num_committed=num_committed):
                 raise typer.Exit(FAILED)
             return
         display = make_display(Console(), as_json)

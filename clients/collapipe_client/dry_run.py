@@ -1,4 +1,4 @@
-"""`collapipe train --dry-run`: whether a job would work, and how long it would take. No service starts."""
+"""`collapipe train --dry-run`: whether a job would work, and how long it would take. No host starts."""
 
 import os
 from collections.abc import Sequence
@@ -7,11 +7,12 @@ from typing import Any
 
 import psutil
 
+from collapipe.byte_sizes import say_bytes
 from collapipe.emulation.boxes import Box
 from collapipe.emulation.device_profiles import device_profile
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
-from collapipe_client.estimate_command import ask, say_estimate
+from collapipe_client.estimate_command import ask, say_details, say_missing, say_notes
 from collapipe_client.quantities import say_duration
 from collapipe_client.reporting import print_json, say
 from collapipe_client.testbed_processes import Device, device_name
@@ -86,11 +87,14 @@ def _used(job: JobConfig, clusters: list[list[Box]]) -> list[list[Box]]:
     return [cluster[: job.num_devices(index)] for index, cluster in enumerate(clusters)]
 
 
-def dry_run(job: JobConfig, site: Site, command: str, as_json: bool) -> bool:
+def dry_run(
+    job: JobConfig, site: Site, command: str, as_json: bool, *, num_committed: int = 0
+) -> bool:
     """Estimates a job, and prints the result. Returns whether it would run.
 
     Args:
         command: What starts the job.
+        num_committed: Rounds that a resumed job has committed.
 
     Raises:
         InvalidInputError: The data or the model cannot be used.
@@ -107,15 +111,18 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool) -> bool:
     estimates = [answers[tuple(cluster)]["clusters"][0] for cluster in site.clusters]
     needed = _memory_of_all(estimates, site.num_new)
     free = psutil.virtual_memory().available if site.is_here else None
-    fits = all(answer["fits"] for answer in answers.values()) and (free is None or needed <= free)
+    has_room = free is None or needed <= free
+    fits = all(answer["fits"] for answer in answers.values()) and has_room
     round_seconds = max(each["round_seconds"] for each in estimates)
     first = max(each["first_fetch_seconds"] for each in estimates)
-    job_seconds = first + job.training.rounds * round_seconds
+    num_rounds = max(0, job.training.rounds - num_committed)
+    job_seconds = first + num_rounds * round_seconds
     if as_json:
         print_json(
             {
                 "event": "dry_run",
                 "fits": fits,
+                "num_rounds": num_rounds,
                 "round_seconds": round_seconds,
                 "job_seconds": job_seconds,
                 "memory_bytes": needed,
@@ -126,24 +133,47 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool) -> bool:
             }
         )
         return fits
+    parts = {}
+    for cluster in answers:
+        listed = [str(i) for i, each in enumerate(site.clusters) if tuple(each) == cluster]
+        parts[cluster] = f" in cluster {', '.join(listed)}" * (len(answers) > 1)
+    memory = ""
+    if free is not None:
+        memory = f"all processes together need about {say_bytes(needed)}, and {say_bytes(free)} of this machine are free"
     for cluster, answer in answers.items():
-        if len(answers) > 1:
-            listed = [i for i, each in enumerate(site.clusters) if tuple(each) == cluster]
-            say(f"for cluster {', '.join(map(str, listed))}:")
-        say_estimate(answer | {"clusters": answer["clusters"][:1]})
+        if not answer["fits"]:
+            say_missing(answer, parts[cluster])
+    if not has_room:
+        say(f"it does not fit: {memory}: use fewer devices, or a smaller model")
+    if fits:
+        say("it fits")
+    for cluster, answer in answers.items():
+        if parts[cluster]:
+            say(f"the plan{parts[cluster]}:")
+        say_details(answer | {"fits": fits, "clusters": answer["clusters"][:1]})
+    say_notes(answers[tuple(site.clusters[0])])
     for note in site.notes:
         say(f"note: {note}")
+    if not fits:
+        say("nothing was started")
+        return False
+    total = job.training.rounds
+    rounds = f"{num_rounds} of {total} rounds that are left" if num_committed else f"{total} rounds"
     say(
-        f"a round takes about {say_duration(max(1, round_seconds))}, and the {job.training.rounds} rounds about "
-        f"{say_duration(max(1, job_seconds))}, without the preparation and the evaluations"
+        f"a round takes about {_about(round_seconds)}, and the {rounds} about {_about(job_seconds)}, without the preparation "
+        "and the evaluations"
+        if num_rounds
+        else f"all {total} rounds are committed, so none would run: raise training.rounds to train more"
     )
-    if free is not None:
-        say(
-            f"all processes together need about {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB of this machine are free"
-            + ": use fewer devices, or a smaller model" * (needed > free)
-        )
-    say(f"nothing was started. Train with:\n  {command}" if fits else "the job would fail")
-    return fits
+    if memory:
+        say(memory)
+    say(f"nothing was started. Train with:\n  {command}")
+    return True
+
+
+def _about(seconds: float) -> str:
+    """Writes a duration, with two digits below 10 s, so that many short rounds add up."""
+    return f"{seconds:.2g} s" if seconds < 10 else say_duration(seconds)
 
 
 def _memory_of_all(estimates: Sequence[dict[str, Any]], num_new: int) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from collapipe.byte_sizes import say_bytes
 from collapipe.emulation.boxes import Box
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.emulation.network_profiles import NETWORK_PROFILES
@@ -98,7 +99,32 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def say_estimate(answer: dict[str, Any]) -> None:
-    """Prints the answer to a request."""
+    """Prints the answer to a request: the verdict first, and no times for a job that does not fit."""
+    if answer["fits"]:
+        say("it fits")
+    else:
+        say_missing(answer)
+    say_details(answer)
+    say_notes(answer)
+
+
+def say_missing(answer: dict[str, Any], where: str = "") -> None:
+    """Prints why a job does not fit, and what would help.
+
+    Args:
+        where: The clusters of which that is true.
+    """
+    say(f"it does not fit{where}: {'; '.join(answer['missing'])}")
+    if answer["changes"]:
+        alone = len(answer["changes"]) == 1
+        say(f"{'this change' if alone else 'each of these changes'} would make it fit:")
+    for change in answer["changes"]:
+        settings = " ".join(f"--set {setting}" for setting in change["settings"])
+        say(f"  {settings or change['boxes']}")
+
+
+def say_details(answer: dict[str, Any]) -> None:
+    """Prints hosts, and links and times if the job fits."""
     for index, cluster in enumerate(answer["clusters"]):
         slices = cluster["num_slices"]
         cut = f" of {slices} slices" if slices > 1 else ""
@@ -106,22 +132,17 @@ def say_estimate(answer: dict[str, Any]) -> None:
             f"cluster {index}, {answer['strategy']}, {cluster['num_micro_batches']} micro-batches{cut}"
         )
         _say_hosts(cluster)
-        _say_links(cluster)
-        _say_round(cluster)
+        if answer["fits"]:
+            _say_links(cluster)
+            _say_round(cluster)
+
+
+def say_notes(answer: dict[str, Any]) -> None:
+    """Prints warnings and notes."""
+    for warning in answer["warnings"]:
+        say(f"warning: {warning}")
     for note in answer["notes"]:
-        say(f"note: {note}")
-    if answer["fits"]:
-        say("it fits")
-        return
-    say("it does not fit: " + "; ".join(answer["missing"]))
-    say(
-        "each of these changes would make it fit:"
-        if answer["changes"]
-        else "no change was found that would make it fit"
-    )
-    for change in answer["changes"]:
-        settings = " ".join(f"--set {setting}" for setting in change["settings"])
-        say(f"  {settings or change['boxes']}")
+        say(note if note.startswith("warning: ") else f"note: {note}")
 
 
 def _say_hosts(cluster: dict[str, Any]) -> None:
@@ -146,10 +167,10 @@ def _say_hosts(cluster: dict[str, Any]) -> None:
             host["host_id"],
             host["profile"],
             f"{host['num_blocks']}{' (recomputes)' if host['recompute'] else ''}",
-            _bytes(host["needed_bytes"]),
-            "" if given is None else _bytes(given),
+            say_bytes(host["needed_bytes"]),
+            "" if given is None else say_bytes(given),
             *(
-                _bytes(host[f"{part}_bytes"])
+                say_bytes(host[f"{part}_bytes"])
                 for part in (
                     "weights",
                     "frozen",
@@ -172,8 +193,8 @@ def _say_links(cluster: dict[str, Any]) -> None:
         table.add_row(
             f"{link['sender']} > {link['receiver']}",
             link["codec"],
-            _bytes(link["forward_bytes"]),
-            _bytes(link["backward_bytes"]),
+            say_bytes(link["forward_bytes"]),
+            say_bytes(link["backward_bytes"]),
             f"{link['forward_seconds']:.3g}",
             f"{link['backward_seconds']:.3g}",
         )
@@ -189,11 +210,3 @@ def _say_round(cluster: dict[str, Any]) -> None:
     say(
         f"before the first round: {cluster['first_fetch_seconds']:.3g} s to fetch the initial weights"
     )
-
-
-def _bytes(number: float) -> str:
-    """Writes a size with three digits."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f} B"

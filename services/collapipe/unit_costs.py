@@ -37,6 +37,8 @@ class ModelCosts(_Counted):
     """Operations that this machine computes in a second with one thread, timed on a block of the model. `None` if not timed."""
     notes: tuple[str, ...] = ()
     """What the data of the job is, or what was assumed because it is not here."""
+    num_rows: tuple[int, ...] = ()
+    """Training rows of each cluster; empty if the data is not here."""
 
 
 def activation_bytes(hidden_size: int, max_length: int, value_bytes: int = 4) -> int:

@@ -192,11 +192,11 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
             ),
             f.settings.append("schedule.strategy=proportional"),
         ),
-        ["no device can hold a block", "device-3-0, may use 1000", "raise its --memory-bytes"],
+        ["no device can hold a block", "device-3-0, may use 1 kB:", "raise its --memory-bytes"],
     ),
     "device too small for its share": (
         lambda f: f.edit_job("devices_per_cluster = 3", FOUR_CLUSTERS),
-        ["device-3-0 would run 7 of 7 blocks", "bytes", "1000", "proportional"],
+        ["device-3-0 would run 7 of 7 blocks", "which need", "has 1 kB:", "proportional"],
     ),
     "more devices than there are": (
         lambda f: f.settings.extend(["devices_per_cluster=8", "schedule.wait_for_hosts_seconds=1"]),

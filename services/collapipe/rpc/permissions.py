@@ -54,6 +54,7 @@ PERMISSIONS: Permissions = {
         # `collapipe doctor` on a stage host asks for the addresses of its peers.
         "ListHosts": PEOPLE | _STAGE_HOSTS,
         "SubmitJob": PEOPLE,
+        "CheckResume": PEOPLE,
         "WatchJob": PEOPLE,
         "GetJobSnapshot": PEOPLE,
         "ListJobs": PEOPLE,

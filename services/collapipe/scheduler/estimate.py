@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from collapipe.allocation import RoundPlan, RoundProblem, decide_round, violations
+from collapipe.allocation import RoundPlan, RoundProblem, decide_round, predict, violations
+from collapipe.byte_sizes import say_bytes
 from collapipe.emulation.boxes import Box
 from collapipe.errors import CollapipeError, InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig, divisors
@@ -31,6 +32,7 @@ from collapipe.scheduler.host_registry import (
     ClusterHosts,
     JobHosts,
 )
+from collapipe.scheduler.job_warnings import few_rows, long_warm_up
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
 from collapipe.unit_costs import ModelCosts, UnitCost, activation_bytes
@@ -64,7 +66,9 @@ class Estimator:
         self._count_models([request])
         request = self._request = _with_speeds(request, self._model_costs(job).flops_per_second)
         problem = self._problem(request)
-        notes = self._model_costs(job).notes
+        costs = self._model_costs(job)
+        notes = costs.notes
+        warnings = (long_warm_up(job), few_rows(job, costs.num_rows) if costs.num_rows else None)
         asked, given = job.num_devices(0), len(request.devices)
         if asked is not None and asked != given:
             notes += (
@@ -84,11 +88,10 @@ class Estimator:
             fits=not missing,
             strategy=job.schedule.strategy,
             missing=tuple(missing),
-            clusters=tuple(
-                estimate_clusters(problem, plans, self._model_costs(job), _boxes(request)[0])
-            ),
+            clusters=tuple(estimate_clusters(problem, plans, costs, _boxes(request)[0])),
             changes=tuple(changes),
             notes=notes,
+            warnings=tuple(f"{each.message}: {each.advice}" for each in warnings if each),
         )
 
     def _fits(self, request: Request) -> bool:
@@ -165,9 +168,28 @@ class Estimator:
                 for box in request.devices
             )
             if self._fits(request.model_copy(update={"devices": devices})):
-                changes.append(Change(boxes=f"{factor:g} times the memory in every box"))
+                sizes = ", ".join(map(say_bytes, sorted({box.training_bytes for box in devices})))
+                changes.append(Change(boxes=f"{factor:g} times the memory in every box: {sizes}"))
                 break
+        else:
+            changes += self._with_enough_memory(request)
         return changes
+
+    def _with_enough_memory(self, request: Request) -> list[Change]:
+        """Tries boxes that have as much memory as a plan without limits uses, in whole MB."""
+        problem = _without_limits(self._problem(request))
+        try:
+            prediction = predict(problem, _plans(problem, request.job))
+        except InfeasibleError:  # The reason is no lack of memory.
+            return []
+        ids = {device.host_id for cluster in problem.clusters for device in cluster.devices}
+        stages = [s for c in prediction.clusters for s in c.stages if s.host_id in ids]
+        used = max((stage.memory_bytes for stage in stages), default=0.0)
+        memory = 1_000_000 * math.ceil(used / 1_000_000)
+        devices = tuple(box.model_copy(update={"memory_bytes": memory}) for box in request.devices)
+        if not self._fits(request.model_copy(update={"devices": devices})):
+            return []
+        return [Change(boxes=f"{say_bytes(memory)} of memory for training in every box")]
 
     def _model_costs(self, job: JobConfig) -> ModelCosts:
         costs = self._costs[job.model.model_dump_json()]

@@ -115,3 +115,5 @@ class Estimate(_Document):
     changes: tuple[Change, ...] = ()
     """Changes that each make the model fit, the smallest first."""
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """Those that training gives before its first round."""

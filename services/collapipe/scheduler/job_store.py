@@ -280,7 +280,27 @@ class JobStore:
         owner: str = "",
         may: Callable[[JobDocument], bool] = lambda document: True,
     ) -> JobDocument:
-        """Queues the last job of this name again, so that it continues from its restore point.
+        """Queues the job that `find_resumable` finds again, so that it continues from its restore point.
+
+        Raises:
+            NotFoundError: There is no job of this name.
+            InvalidInputError: The job still runs, or a setting that must not change has changed.
+        """
+        with self._lock:
+            document = self.find_resumable(config, owner, may)
+            changes = {
+                "config_json": config.to_json(),
+                "state": scheduler_pb2.JOB_STATE_QUEUED,
+                "message": "",
+                "attempt": document.attempt + 1,
+                "ended_at": 0.0,
+            }
+            return self._add(document.model_copy(update=changes))
+
+    def find_resumable(
+        self, config: JobConfig, owner: str, may: Callable[[JobDocument], bool]
+    ) -> JobDocument:
+        """Returns the last job of this name.
 
         Args:
             owner: The caller, whose own jobs are preferred.
@@ -311,14 +331,7 @@ class JobStore:
                     f"job {document.job_id} cannot be resumed with other values of {', '.join(changed)}: use the old "
                     "values, or start a new job (only the schedule, the rounds and the evaluation may change)"
                 )
-            changes = {
-                "config_json": config.to_json(),
-                "state": scheduler_pb2.JOB_STATE_QUEUED,
-                "message": "",
-                "attempt": document.attempt + 1,
-                "ended_at": 0.0,
-            }
-            return self._add(document.model_copy(update=changes))
+            return document
 
     def begin_use(self, job_id: str) -> int:
         """Returns the number of an attempt that trains nothing: it uses the model, or goes back to an earlier commit. It is

@@ -159,6 +159,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._enqueue(document)
         return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
 
+    def CheckResume(
+        self, request: scheduler_pb2.CheckResumeRequest, context: grpc.ServicerContext
+    ) -> scheduler_pb2.CheckResumeResponse:
+        config = JobConfig.from_json(request.config_json)
+        check_first_round(config)
+        document = self._jobs.find_resumable(
+            config, owner_name(context), lambda job: is_owner(context, job.owner)
+        )
+        return scheduler_pb2.CheckResumeResponse(job=document.status())
+
     def _check_owned(self, job_id: str, context: grpc.ServicerContext) -> None:
         """Refuses a job that is not the caller's. Raises `NotFoundError` or `NotPermittedError`."""
         check_is_owner(context, self._jobs.get(job_id).owner, job_id)

@@ -51,11 +51,12 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     Raises:
         InvalidInputError: The model of the first job cannot be made, or the data cannot be used.
     """
-    labels, tokenizer, notes = _labels_and_tokenizer(jobs[0])
+    labels, tokenizer, notes, num_rows = _read_data(jobs[0])
     costs: list[ModelCosts | None] = []
     for job in jobs:
         try:
-            costs.append(_count_job(job, labels, tokenizer, notes, timed=timed and job is jobs[0]))
+            counted = _count_job(job, labels, tokenizer, timed=timed and job is jobs[0])
+            costs.append(counted.model_copy(update={"notes": notes, "num_rows": num_rows}))
         except InvalidInputError:
             if job is jobs[0]:
                 raise
@@ -63,37 +64,36 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     return costs
 
 
-def _labels_and_tokenizer(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[str, ...]]:
-    """Returns also what was assumed."""
+def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[str, ...], tuple[int, ...]]:
+    """Returns the labels, the tokenizer, what was assumed, and the training rows of each cluster."""
     if _has_data_here(job):
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
         labels = sorted({label for task in (first, *others) for label in task.labels})
         tasks = (first, *others)
-        num_rows = sum(task.num_rows for task in tasks)
+        num_rows = tuple(task.num_rows for task in tasks)
         num_held_out = sum(task.num_held_out_rows for task in tasks)
         places = {label: place for task in tasks for label, place in task.held_out_labels.items()}
         notes = [
-            f"{num_rows} training rows, {num_held_out} held-out rows"
+            f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
             + f", {len(labels)} labels" * bool(labels)
         ]
         if unknown := say_unknown_labels(places, labels):
             notes.append(unknown)
-        return labels, parse_vocabulary(first.vocabulary), tuple(notes)
+        return labels, parse_vocabulary(first.vocabulary), tuple(notes), num_rows
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
     tokenizer = _tokenizer_without_data(job)
     note = (
         f"the job's data is not on this machine: {len(labels)} labels and {tokenizer.get_vocab_size()} tokens in the "
         "vocabulary are assumed"
     )
-    return labels, tokenizer, (note,)
+    return labels, tokenizer, (note,), ()
 
 
 def _count_job(
     job: JobConfig,
     labels: Sequence[str],
     tokenizer: Tokenizer,
-    notes: tuple[str, ...],
     *,
     timed: bool,
 ) -> ModelCosts:
@@ -112,7 +112,6 @@ def _count_job(
         hidden_size=adapter.config.hidden_size,
         period=adapter.period,
         frozen_memory_share=adapter.frozen_memory_share,
-        notes=notes,
     )
 
 

@@ -55,6 +55,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.SubmitJobRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.SubmitJobResponse.FromString,
                 _registered_method=True)
+        self.CheckResume = channel.unary_unary(
+                '/collapipe.v1.SchedulerService/CheckResume',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.CheckResumeRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.CheckResumeResponse.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/collapipe.v1.SchedulerService/WatchJob',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.WatchJobRequest.SerializeToString,
@@ -144,6 +149,13 @@ class SchedulerServiceServicer(object):
 
     def SubmitJob(self, request, context):
         """Puts a job into the queue.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckResume(self, request, context):
+        """Returns the job that SubmitJob would continue, or fails as SubmitJob would. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,6 +268,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.SubmitJob,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.SubmitJobRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.SubmitJobResponse.SerializeToString,
+            ),
+            'CheckResume': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckResume,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.CheckResumeRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.CheckResumeResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -427,6 +444,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/SubmitJob',
             collapipe_dot_v1_dot_scheduler__pb2.SubmitJobRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.SubmitJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckResume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/CheckResume',
+            collapipe_dot_v1_dot_scheduler__pb2.CheckResumeRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.CheckResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

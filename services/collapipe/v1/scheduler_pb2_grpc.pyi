@@ -89,6 +89,22 @@ _SchedulerServiceSubmitJobType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceCheckResumeType = typing_extensions.TypeVar(
+    '_SchedulerServiceCheckResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.CheckResumeRequest,
+        collapipe.v1.scheduler_pb2.CheckResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.CheckResumeRequest,
+        collapipe.v1.scheduler_pb2.CheckResumeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.CheckResumeRequest,
+        collapipe.v1.scheduler_pb2.CheckResumeResponse,
+    ],
+)
+
 _SchedulerServiceWatchJobType = typing_extensions.TypeVar(
     '_SchedulerServiceWatchJobType',
     grpc.UnaryStreamMultiCallable[
@@ -281,7 +297,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceWatchJobType, _SchedulerServiceGetJobSnapshotType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetRecordsType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceCheckResumeType, _SchedulerServiceWatchJobType, _SchedulerServiceGetJobSnapshotType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetRecordsType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -301,6 +317,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryUnaryMultiCallable[
             collapipe.v1.scheduler_pb2.SubmitJobRequest,
             collapipe.v1.scheduler_pb2.SubmitJobResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.CheckResumeRequest,
+            collapipe.v1.scheduler_pb2.CheckResumeResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.WatchJobRequest,
@@ -370,6 +390,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.SubmitJobRequest,
             collapipe.v1.scheduler_pb2.SubmitJobResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            collapipe.v1.scheduler_pb2.CheckResumeRequest,
+            collapipe.v1.scheduler_pb2.CheckResumeResponse,
+        ],
         grpc.aio.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.WatchJobRequest,
             collapipe.v1.scheduler_pb2.WatchJobResponse,
@@ -432,6 +456,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
     SubmitJob: _SchedulerServiceSubmitJobType
     """Puts a job into the queue."""
 
+    CheckResume: _SchedulerServiceCheckResumeType
+    """Returns the job that SubmitJob would continue, or fails as SubmitJob would. Changes nothing."""
+
     WatchJob: _SchedulerServiceWatchJobType
     """Streams the events of a job, from the first to the last."""
 
@@ -486,6 +513,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         collapipe.v1.scheduler_pb2.SubmitJobRequest,
         collapipe.v1.scheduler_pb2.SubmitJobResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        collapipe.v1.scheduler_pb2.CheckResumeRequest,
+        collapipe.v1.scheduler_pb2.CheckResumeResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.WatchJobRequest,
@@ -571,6 +602,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collapipe.v1.scheduler_pb2.SubmitJobResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.SubmitJobResponse]]:
         """Puts a job into the queue."""
+
+    @abc.abstractmethod
+    def CheckResume(
+        self,
+        request: collapipe.v1.scheduler_pb2.CheckResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collapipe.v1.scheduler_pb2.CheckResumeResponse, collections.abc.Awaitable[collapipe.v1.scheduler_pb2.CheckResumeResponse]]:
+        """Returns the job that SubmitJob would continue, or fails as SubmitJob would. Changes nothing."""
 
     @abc.abstractmethod
     def WatchJob(

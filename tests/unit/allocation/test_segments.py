@@ -332,7 +332,7 @@ def test_start_with_hosts_that_are_gone_is_ignored() -> None:
 def test_too_little_memory_says_how_many_blocks_fit() -> None:
     problem, assumed = line(memory=(209, 219))
     with pytest.raises(
-        InfeasibleError, match=r"cluster 0: the 2 devices can hold 1 of 4 blocks .*210 bytes"
+        InfeasibleError, match=r"cluster 0: the 2 devices can hold 1 of 4 blocks .*210 B:"
     ):
         place_segments(replace(problem, model=replace(problem.model, block_stash_bytes=0)), assumed)
 

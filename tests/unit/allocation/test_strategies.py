@@ -109,7 +109,7 @@ def test_equal_segments_beyond_a_memory_name_device_need_and_limit() -> None:
     # The second device has 3 blocks of 10 bytes. Each holds 2 micro-batches of 1 byte.
     given_problem = problem(speeds=[1, 1], num_blocks=6, memory=[None, 35])
     with pytest.raises(
-        InfeasibleError, match=r"device-1 would run 3 of 6.*36 bytes.*has 35.*proportional"
+        InfeasibleError, match=r"device-1 would run 3 of 6.*36 B .*has 35 B:.*proportional"
     ):
         place_equally(given_problem)
 
@@ -188,7 +188,7 @@ def test_proportional_counts_only_the_windows_of_devices_that_take_part() -> Non
 
 def test_proportional_without_room_for_a_block_names_the_largest_device() -> None:
     given_problem = problem(speeds=[1, 1, 1], memory=[9, 11, 10], num_micro_batches=8)
-    with pytest.raises(InfeasibleError, match=r"one needs 12 bytes.*device-1, may use 11: raise"):
+    with pytest.raises(InfeasibleError, match=r"one needs 12 B .*device-1, may use 11 B: raise"):
         place_proportionally(given_problem)
 
 
@@ -241,7 +241,7 @@ def test_manual_list_with_two_more_numbers_places_blocks_on_both_ends() -> None:
 
 
 def test_manual_segment_beyond_a_memory_is_infeasible() -> None:
-    with pytest.raises(InfeasibleError, match=r"device-0 would run 6 of 6.*72 bytes.*has 71"):
+    with pytest.raises(InfeasibleError, match=r"device-0 would run 6 of 6.*72 B .*has 71 B:"):
         strategy("manual", [[6, 0]])(problem(speeds=[1, 1], num_blocks=6, memory=[71, None]))
 
 
@@ -365,7 +365,7 @@ def test_vanilla_fl_takes_the_fastest_device_that_holds_everything() -> None:
 
 
 def test_vanilla_fl_without_a_device_for_everything_says_what_is_needed() -> None:
-    with pytest.raises(InfeasibleError, match=r"needs 66 bytes.*device-1, may use 65.*splits"):
+    with pytest.raises(InfeasibleError, match=r"needs 66 B:.*device-1, may use 65 B;.*splits"):
         strategy("vanilla_fl")(problem(speeds=[1, 1], memory=[9, 65]))
 
 

@@ -59,6 +59,11 @@ class FakeServices(
         self.submitted.append(request)
         return scheduler_pb2.SubmitJobResponse(job_id="job-1")
 
+    def CheckResume(self, request, context):  # type: ignore[no-untyped-def]
+        if not self.jobs:
+            context.abort(grpc.StatusCode.NOT_FOUND, "you have no such job")
+        return scheduler_pb2.CheckResumeResponse(job=self.jobs[-1])
+
     def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
         self.watched.append(request)
         yield from self.events

@@ -15,6 +15,7 @@ from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_DEVICE_AGENT,
     Host,
     HostStatus,
+    JobStatus,
 )
 from collapipe_client.cli import app
 from collapipe_client.dry_run import site_here
@@ -72,8 +73,68 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
 def test_job_that_does_not_fit_exits_1_and_says_what_would_help(job: list[str]) -> None:
     done = run(*job, "--devices", "2", "--device-memory", "10kB", "--set", "devices_per_cluster=2")
     assert done.exit_code == 1, done.output
-    assert "it does not fit: device-0-0" in done.stdout
-    assert "the job would fail" in done.stdout and "Train with" not in done.stdout
+    verdict, _, change, *_, last = done.stdout.splitlines()
+    assert verdict.startswith("it does not fit: device-0-0 would run 2 of 4 blocks, which need ")
+    assert " MB with 3 micro-batches in flight, but has 10 kB: " in verdict
+    assert change == "  10 MB of memory for training in every box"
+    assert "bytes" not in done.stdout and "\nround: " not in done.stdout
+    assert last == "nothing was started"
+
+
+def test_warnings_that_training_would_begin_with_are_told(job: list[str]) -> None:
+    one, unknown = job_warnings(
+        job, "clusters=1", "training.local_steps=5", "training.warm_up_steps=90"
+    )
+    assert one.startswith("the warm-up takes 90 steps, but the whole training has 50")
+    assert unknown.startswith("no training row has the label c")
+    few, _ = job_warnings(job, "clusters=2", "training.local_steps=3")
+    assert few.startswith("cluster 0 has 20 training rows, but a round takes 24, so it repeats")
+    assert few.endswith("add rows, or set training.local_steps to 2")
+
+
+def job_warnings(job: list[str], *settings: str) -> list[str]:
+    """Returns the warnings of a dry run, which prints each after "warning: "."""
+    options = [part for each in (*settings, "devices_per_cluster=2") for part in ("--set", each)]
+    done = run(*job, *options)
+    assert done.exit_code == 0, done.output
+    return [line[9:] for line in done.stdout.splitlines() if line.startswith("warning: ")]
+
+
+def test_rounds_that_are_left_of_a_resumed_job_are_counted(
+    fake: FakeServices, job: list[str]
+) -> None:
+    cluster = [
+        Host(host_id="c", role=HOST_ROLE_CONTROL_UNIT),
+        Host(host_id="d", role=HOST_ROLE_DEVICE_AGENT),
+    ]
+    fake.hosts += [HostStatus(host=host, alive=True) for host in cluster]
+    job += ["--resume", "--scheduler", fake.address, "--insecure", "--set", "clusters=1"]
+    refused = run(*job)
+    assert refused.exit_code == 2 and refused.stderr == "error: you have no such job\n"
+    fake.jobs = [JobStatus(job_id="job-1", num_rounds_committed=60)]
+    job += ["--set", "devices_per_cluster=1", "--set", "training.rounds=70"]
+    assert "and the 10 of 70 rounds that are left about" in run(*job).stdout
+    done = run(*job, "--set", "training.rounds=60")
+    assert "all 60 rounds are committed, so none would run" in done.stdout
+    answer = json.loads(run(*job, "--json").stdout)
+    [estimate] = answer["estimates"]
+    first = estimate["clusters"][0]["first_fetch_seconds"]
+    assert answer["job_seconds"] == pytest.approx(first + 10 * answer["round_seconds"], rel=1e-6)
+    assert answer["num_rounds"] == 10 and "--resume" in answer["command"]
+    assert fake.submitted == []
+
+
+def test_job_that_cannot_be_resumed_is_refused_before_a_testbed_starts(
+    job: list[str], tmp_path: Path, behaviours: dict[str, str]
+) -> None:
+    job.remove("--dry-run")
+    done = run(*job, "--resume")
+    assert done.exit_code == 2 and "there is no testbed in" in done.stderr
+    (tmp_path / ".collapipe").mkdir()
+    behaviours["scheduler"] = "dies"
+    done = run(*job, "--resume")
+    assert done.exit_code == 1 and "last lines of" in done.stderr
+    assert "starting a testbed" not in done.output
 
 
 def test_wrong_data_and_a_model_that_cannot_be_cut_are_refused(

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,12 +150,20 @@ def test_model_that_does_not_fit_names_what_is_missing_and_changes_that_help() -
     assert ("model.lora.r=8",) in settings
     assert [change.boxes for change in answer.changes if change.boxes] == [
         "1 more pi4",
-        "1.25 times the memory in every box",
+        "1.25 times the memory in every box: 237.5 MB",
     ]
     # What is proposed fits.
     assert estimate(box(memory=190 * MB), box(memory=190 * MB), num_micro_batches=8).fits
     assert estimate(box(memory=190 * MB), box(memory=190 * MB), box(memory=190 * MB)).fits
     assert estimate(box(memory=238 * MB), box(memory=238 * MB)).fits
+
+
+def test_memory_that_would_be_enough_is_named_if_the_boxes_have_nearly_none() -> None:
+    answer = estimate(box(memory=MB), box(memory=MB))
+    # Three blocks with moments take 120 MB, and four micro-batches of four rows 105.8 MB.
+    enough = math.ceil((120 * MB + 16 * (3 * STASH + 2 * ACTIVATION)) / MB)
+    assert answer.changes[-1].boxes == f"{enough} MB of memory for training in every box"
+    assert estimate(box(memory=enough * MB), box(memory=enough * MB)).fits
 
 
 def test_changes_that_help_only_together_are_named_together() -> None:

@@ -94,6 +94,8 @@ def test_abandoned_job_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
     assert store.take_over(abandon=True) == []
     assert store.get(document.job_id).state == scheduler_pb2.JOB_STATE_FAILED
     assert "resume it" in store.get(document.job_id).message
+    found = store.find_resumable(make_job(), "", lambda job: True)
+    assert (found.job_id, found.state) == (document.job_id, scheduler_pb2.JOB_STATE_FAILED)
     resumed = store.reopen(make_job())
     assert (resumed.job_id, resumed.num_rounds_committed) == (document.job_id, 1)
     assert (resumed.state, resumed.message) == (scheduler_pb2.JOB_STATE_QUEUED, "")

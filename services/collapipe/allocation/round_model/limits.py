@@ -10,6 +10,7 @@ from collapipe.allocation.round_model.problem import (
     RoundPlan,
     RoundProblem,
 )
+from collapipe.byte_sizes import say_bytes
 
 _TOLERANCE = 1e-9
 """Relative excess that is taken for a rounding error."""
@@ -122,7 +123,9 @@ def _memory_violations(problem: RoundProblem, prediction: RoundPrediction) -> li
     for host_id, num_bytes in needed.items():
         limit = hosts[host_id].memory_bytes
         if limit is not None and num_bytes > limit:
-            found.append(f"{host_id} needs {num_bytes:.0f} bytes of memory and has {limit}")
+            found.append(
+                f"{host_id} needs {say_bytes(num_bytes)} of memory and has {say_bytes(limit)}"
+            )
     return found
 
 

@@ -9,6 +9,7 @@ from collapipe.allocation.search.arrays import Ints
 from collapipe.allocation.search.link_tables import AssumedLinks
 from collapipe.allocation.search.segment_bounds import least_error
 from collapipe.allocation.search.segment_costs import ClusterCosts, cluster_costs
+from collapipe.byte_sizes import say_bytes
 
 
 def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks]) -> str:
@@ -66,8 +67,8 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
     need = edge_server.base_bytes + head_bytes
     if edge_server.memory_bytes is not None and need > edge_server.memory_bytes:
         return (
-            f"{edge_server.host_id} needs {need:.0f} bytes of memory for the heads of {len(problem.clusters)} clusters "
-            f"and has {edge_server.memory_bytes}: raise it, or allow more and smaller micro-batches"
+            f"{edge_server.host_id} needs {say_bytes(need)} of memory for the heads of {len(problem.clusters)} clusters "
+            f"and has {say_bytes(edge_server.memory_bytes)}: raise it, or allow more and smaller micro-batches"
         )
     return (
         "no plan keeps both the memory limits and the limit of the convergence term, although each limit alone would "
@@ -77,8 +78,8 @@ def why_infeasible(problem: RoundProblem, assumed_links: Sequence[AssumedLinks])
 
 def _too_small(index: int, host: Host, need: float, most: int) -> str:
     return (
-        f"cluster {index}: {host.host_id} needs {need:.0f} bytes of memory for its own units with one of {most} "
-        f"micro-batches in flight, and has {host.memory_bytes}: raise its --memory-bytes, or allow more and smaller "
+        f"cluster {index}: {host.host_id} needs {say_bytes(need)} of memory for its own units with one of {most} "
+        f"micro-batches in flight, and has {say_bytes(host.memory_bytes or 0)}: raise its --memory-bytes, or allow more and smaller "
         "micro-batches"
     )
 
@@ -107,5 +108,5 @@ def _no_room(
     return (
         f"cluster {index}: the {len(cluster.devices)} devices can hold {held[row].sum()} of "
         f"{problem.model.num_blocks} blocks with one of {costs.num_micro_batches[row]} micro-batches in flight ({each}); one block "
-        f"needs {block:.0f} bytes: add devices or memory, allow more and smaller micro-batches, or use a smaller model"
+        f"needs {say_bytes(block)}: add devices or memory, allow more and smaller micro-batches, or use a smaller model"
     )

@@ -26,6 +26,7 @@ from collapipe.allocation.strategies.complete_plan import (
     num_slices,
     place_blocks,
 )
+from collapipe.byte_sizes import say_bytes
 from collapipe.errors import InfeasibleError
 
 
@@ -238,7 +239,7 @@ class _Balance:
         window = classical_window(self._problem, self._num_micro_batches, 1)
         needed = min(self._needed_bytes(largest, 1, end, 1) for end in self._ends)
         return (
-            f"no device can hold a block: one needs {needed:.0f} bytes with {window} "
-            f"micro-batches in flight, and the largest device, {largest.host_id}, may use {largest.memory_bytes}: raise "
+            f"no device can hold a block: one needs {say_bytes(needed)} with {window} "
+            f"micro-batches in flight, and the largest device, {largest.host_id}, may use {say_bytes(largest.memory_bytes or 0)}: raise "
             "its --memory-bytes, use more and smaller micro-batches, a smaller schedule.in_flight, or a smaller model"
         )

@@ -15,6 +15,7 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
 )
 from collapipe.allocation.round_model.uploads import with_soonest_uploads
+from collapipe.byte_sizes import say_bytes
 from collapipe.errors import InfeasibleError
 
 Stages = tuple[StagePlan, ...]
@@ -55,8 +56,8 @@ def place_blocks(
         needed = stage_memory_bytes(problem, device, stage, micro_batches, num_slices(cluster))
         if device.memory_bytes is not None and needed > device.memory_bytes:
             raise InfeasibleError(
-                f"{device.host_id} would run {count} of {num_blocks} blocks, which need {needed:.0f} bytes with "
-                f"{window} micro-batches in flight, but has {device.memory_bytes}: add devices, use more and smaller "
+                f"{device.host_id} would run {count} of {num_blocks} blocks, which need {say_bytes(needed)} with "
+                f"{window} micro-batches in flight, but has {say_bytes(device.memory_bytes)}: add devices, use more and smaller "
                 'micro-batches, a smaller schedule.in_flight, or schedule.strategy = "dssra" or "proportional", which '
                 "respect memory"
             )

@@ -2,6 +2,7 @@
 
 from collapipe.allocation.round_model.problem import ClusterProblem, Host, RoundProblem, StagePlan
 from collapipe.allocation.strategies.complete_plan import Stages, num_micro_batches, num_slices
+from collapipe.byte_sizes import say_bytes
 from collapipe.errors import InfeasibleError
 
 
@@ -15,8 +16,8 @@ def place_on_one_device(problem: RoundProblem, cluster: ClusterProblem) -> Stage
     if not fitting:
         largest = max(cluster.devices, key=lambda device: device.memory_bytes or 0, default=None)
         raise InfeasibleError(
-            f"no device holds the whole model, which needs {_needed(problem, cluster):.0f} bytes: the largest, "
-            f"{largest.host_id if largest else 'none'}, may use {largest.memory_bytes if largest else 0}; use a "
+            f"no device holds the whole model, which needs {say_bytes(_needed(problem, cluster))}: the largest, "
+            f"{largest.host_id if largest else 'none'}, may use {say_bytes((largest and largest.memory_bytes) or 0)}; use a "
             "strategy that splits the model"
         )
     fastest = min(
@@ -38,8 +39,8 @@ def place_centrally(problem: RoundProblem, cluster: ClusterProblem) -> Stages:
     """
     if not _fits(problem, cluster, cluster.control_unit):
         raise InfeasibleError(
-            f"{cluster.control_unit.host_id} may use {cluster.control_unit.memory_bytes} bytes, and the whole model "
-            f"needs {_needed(problem, cluster):.0f}: use a strategy that splits the model"
+            f"{cluster.control_unit.host_id} may use {say_bytes(cluster.control_unit.memory_bytes or 0)}, and the whole model "
+            f"needs {say_bytes(_needed(problem, cluster))}: use a strategy that splits the model"
         )
     return (StagePlan(cluster.control_unit.host_id, 0, problem.model.num_blocks + 2, 1),)
 
