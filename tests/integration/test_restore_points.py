@@ -19,7 +19,10 @@ def test_job_that_gets_more_rounds_repeats_its_rounds_bit_for_bit(
     with open(job.data.train[0], "a", encoding="utf-8") as file:
         file.write('{"text": "a new row", "label": "thing"}\n')
     changed = {"training": job.training.model_copy(update={"rounds": 4})}
-    second = run_job(testbed, job.model_copy(update=changed), resume=True)
+    longer = job.model_copy(update=changed)
+    with testbed.client() as client:
+        assert client.check_resume(longer).num_rounds_committed == 3
+    second = run_job(testbed, longer, resume=True)
     assert {started.attempt for started in second.started} == {1}
     assert [started.round_index for started in second.started] == [0, 1, 2, 3]
     assert second.losses(0)[: len(first.losses(0))] == first.losses(0)

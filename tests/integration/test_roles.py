@@ -101,6 +101,8 @@ def test_job_trains_over_mutual_tls_with_a_device_that_joined(
                 asks()
         with pytest.raises(NotFoundError, match="you have no job named"):
             other.submit(job, resume=True)
+        with pytest.raises(NotFoundError, match="you have no job named"):
+            other.check_resume(job)
         assert other.find_job(job_id).owner == "client:me"
     with deployment.client("root") as admin:
         assert admin.export(job_id, tmp_path / "model of the admin")

@@ -111,7 +111,10 @@ _ANOTHER_NAME = (
 _ANOTHER_AUTHORITY = (
     "its certificate is of another authority: both sides need certificates of one authority"
 )
-_CLOSED = "it has probably ended: start it again if nothing else does. If it still runs, `collapipe doctor` there examines its certificate"
+_CLOSED = (
+    "it has probably ended: start it again if nothing else does. If it still runs, `collapipe doctor` on both machines examines "
+    "their certificates"
+)
 _REMEDIES = [
     ("certificate has expired", "its certificate has expired: renew it, and start it again"),
     ("certificate is not yet valid", "check the clocks of both machines"),
