@@ -44,6 +44,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", default=list(_EMULATIONS))
     options = parser.parse_args()
+    if unknown := {*options.problems} - _EMULATIONS.keys():
+        parser.error(f"no such problem: {', '.join(sorted(unknown))}")
     options.out.mkdir(parents=True, exist_ok=True)
     with open_browser() as browser:
         for problem in options.problems:

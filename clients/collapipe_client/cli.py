@@ -112,7 +112,7 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Start nothing. Check the data, the model and the memory of the devices, and estimate the time.",
+            help="Start no hosts. Check the data, the model and the memory of the devices, and estimate the time.",
         ),
     ] = False,
     *,
@@ -131,19 +131,21 @@ def train(
         if output is not None:
             _check_empty(output, overwrite)
         _check_writable(output or _MODELS)
-        num_committed = 0
-        # A scheduler that runs refuses the job when it is submitted.
+        num_rounds = job.training.rounds
+        # Without --dry-run, a scheduler that runs checks this when the job is submitted.
         if resume and (dry_run or endpoint is None):
             found = (
                 endpoint.client() if endpoint else client_for_past_jobs(endpoint_options, as_json)
             )
             with found as client:
-                num_committed = client.check_resume(job).num_rounds_committed
+                answer = client.check_resume(job)
+            is_done = answer.job.num_rounds_committed >= num_rounds
+            num_rounds = 0 if is_done else num_rounds - answer.num_rounds_restorable
         if dry_run:
             arguments = [each for each in sys.argv[1:] if each != "--dry-run"]
             site = _site(job, endpoint, testbed_options, endpoint_options.workspace)
             command = shlex.join(["collapipe", *arguments])
-            if not run_dry(job, site, command, as_json, num_committed=num_committed):
+            if not run_dry(job, site, command, as_json, num_rounds):
                 raise typer.Exit(FAILED)
             return
         display = make_display(Console(), as_json)
@@ -195,9 +197,12 @@ def watch(
         endpoint = need_endpoint(endpoint_options)
         with endpoint.client() as client, make_display(Console(), as_json) as display:
             status = choose_job(client, job)
+            if job is None:
+                jobs = reversed(client.jobs())
+                status = next((each for each in jobs if not each.HasField("ended_at")), status)
             if job is None and status.HasField("ended_at"):
-                complain(
-                    f"no job runs or waits: this is the newest one that has ended, {status.name} ({status.job_id})"
+                display.note(
+                    f"no job runs or waits: this is the last one, {status.name} ({status.job_id})"
                 )
             follow_job(client, status.job_id, display)
         if display.view.state != "succeeded":

@@ -52,6 +52,7 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_SUCCEEDED,
     CancelJobRequest,
     CheckResumeRequest,
+    CheckResumeResponse,
     DeleteJobRequest,
     ExplainDecisionRequest,
     ExplainDecisionResponse,
@@ -180,11 +181,11 @@ class CollaPipeClient:
         request = SubmitJobRequest(config_json=job.to_json(), resume=resume)
         return str(self._call(self._scheduler.SubmitJob, request).job_id)
 
-    def check_resume(self, job: JobConfig) -> JobStatus:
+    def check_resume(self, job: JobConfig) -> CheckResumeResponse:
         """Returns the job that `submit` would resume, or raises the error that it would raise. Nothing changes."""
         request = CheckResumeRequest(config_json=job.to_json())
-        status: JobStatus = self._call(self._scheduler.CheckResume, request).job
-        return status
+        answer: CheckResumeResponse = self._call(self._scheduler.CheckResume, request)
+        return answer
 
     def watch(
         self,

@@ -87,14 +87,12 @@ def _used(job: JobConfig, clusters: list[list[Box]]) -> list[list[Box]]:
     return [cluster[: job.num_devices(index)] for index, cluster in enumerate(clusters)]
 
 
-def dry_run(
-    job: JobConfig, site: Site, command: str, as_json: bool, *, num_committed: int = 0
-) -> bool:
+def dry_run(job: JobConfig, site: Site, command: str, as_json: bool, num_rounds: int) -> bool:
     """Estimates a job, and prints the result. Returns whether it would run.
 
     Args:
         command: What starts the job.
-        num_committed: Rounds that a resumed job has committed.
+        num_rounds: Those that would run.
 
     Raises:
         InvalidInputError: The data or the model cannot be used.
@@ -115,7 +113,6 @@ def dry_run(
     fits = all(answer["fits"] for answer in answers.values()) and has_room
     round_seconds = max(each["round_seconds"] for each in estimates)
     first = max(each["first_fetch_seconds"] for each in estimates)
-    num_rounds = max(0, job.training.rounds - num_committed)
     job_seconds = first + num_rounds * round_seconds
     if as_json:
         print_json(
@@ -158,7 +155,11 @@ def dry_run(
         say("nothing was started")
         return False
     total = job.training.rounds
-    rounds = f"{num_rounds} of {total} rounds that are left" if num_committed else f"{total} rounds"
+    rounds = (
+        f"{num_rounds} of {total} rounds that would run"
+        if num_rounds < total
+        else f"{total} rounds"
+    )
     say(
         f"a round takes about {_about(round_seconds)}, and the {rounds} about {_about(job_seconds)}, without the preparation "
         "and the evaluations"

@@ -118,6 +118,8 @@ def say_missing(answer: dict[str, Any], where: str = "") -> None:
     if answer["changes"]:
         alone = len(answer["changes"]) == 1
         say(f"{'this change' if alone else 'each of these changes'} would make it fit:")
+    else:
+        say("no single change was found that would make it fit")
     for change in answer["changes"]:
         settings = " ".join(f"--set {setting}" for setting in change["settings"])
         say(f"  {settings or change['boxes']}")
@@ -142,7 +144,7 @@ def say_notes(answer: dict[str, Any]) -> None:
     for warning in answer["warnings"]:
         say(f"warning: {warning}")
     for note in answer["notes"]:
-        say(note if note.startswith("warning: ") else f"note: {note}")
+        say(f"note: {note}")
 
 
 def _say_hosts(cluster: dict[str, Any]) -> None:
@@ -205,7 +207,7 @@ def _say_round(cluster: dict[str, Any]) -> None:
     parts = [f"{cluster['num_steps']} steps of {cluster['step_seconds']:.3g} s"]
     parts += [f"{cluster[f'{name}_seconds']:.3g} s to {name}" for name in ("push", "fetch")]
     say(
-        f"round: {' + '.join(parts)} = {cluster['round_seconds']:.3g} s; the bottleneck of a step is {cluster['bottleneck']}"
+        f"round: {' + '.join(parts)} = {cluster['round_seconds']:.3g} s; the bottleneck of a step is {cluster['limit']}"
     )
     say(
         f"before the first round: {cluster['first_fetch_seconds']:.3g} s to fetch the initial weights"

@@ -95,7 +95,8 @@ class LocalTestbed:
             testbed.
         listen: Address of the scheduler, "host:port".
         web: Address of the page in the browser, "host:port"; empty for no page. Its link is that of `Workspace.page_link`.
-        has_edge_server: A scheduler alone tells of past jobs, and starts sooner.
+        has_edge_server: Whether an edge server starts. Without one, the scheduler tells of past jobs, but their models cannot be
+            used.
         progress: Receives messages about long waits and about problems that were solved.
         serving: Receives how many processes serve, and how many there are, while they start. Without it, `progress` is told.
     """

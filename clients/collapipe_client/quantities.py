@@ -21,9 +21,9 @@ _LEAST_WITHOUT_UNIT = 1e6
 def read_bytes(text: str) -> int:
     """Reads a size in bytes, for example "200MB", "1.5 GiB" or "0"."""
     size = _read(text, {**_BYTES, "": 1}, "a size", "200MB")
-    if text.strip().isdecimal() and 0 < size < _LEAST_WITHOUT_UNIT:
+    if text.strip()[-1].isdigit() and 0 < size < _LEAST_WITHOUT_UNIT:
         raise InvalidInputError(
-            f"{text!r} is {size:.0f} bytes: give it a unit, for example {text.strip()}GB or {text.strip()}MB"
+            f"{text!r} is {size:.0f} bytes: give it a unit, for example 3GB or 300MB"
         )
     if size and not 1 <= size <= _MOST_BYTES:
         raise InvalidInputError(

@@ -35,9 +35,9 @@ def say_trouble(trouble: JobTrouble, now: float, message: str = "") -> str:
         reason = f" ({trouble.failure})" if trouble.failure not in message else ""
         parts.append(f"{attempts} failed since the last commit{reason}")
     if trouble.HasField("gives_up_at"):
-        parts.append(
-            f"ends at {say_moment(trouble.gives_up_at, now)} if no round is committed before"
-        )
+        is_away = trouble.waiting and not failures
+        unless = "they are not back" if is_away else "no round is committed"
+        parts.append(f"ends at {say_moment(trouble.gives_up_at, now)} if {unless} before")
     return "; ".join(parts)
 
 

@@ -35,6 +35,8 @@ class ModelCosts(_Counted):
     """Memory of a block's frozen weights, divided by their bytes: less than 1 if hosts quantise them."""
     flops_per_second: float | None = None
     """Operations that this machine computes in a second with one thread, timed on a block of the model. `None` if not timed."""
+    warnings: tuple[str, ...] = ()
+    """About the data, in the words of the training."""
     notes: tuple[str, ...] = ()
     """What the data of the job is, or what was assumed because it is not here."""
     num_rows: tuple[int, ...] = ()

@@ -288,7 +288,7 @@ def test_train_names_missing_data_file(folder: Folder) -> None:
     result = folder.train("--workspace", str(folder.path / "workspace"))
     assert result.exit_code == 2
     assert "data.held_out" in result.output
-    assert "held-out.jsonl is not a file" in result.output
+    assert "held-out.jsonl does not exist" in result.output
     assert not (folder.path / "workspace").exists()
 
 

@@ -24,9 +24,7 @@ def read_texts(path: Path, column: str) -> list[str]:
         texts = [row.texts[0].strip() for row in source.read()]
     except InvalidInputError as error:
         # There is no job file here.
-        remedy = str(error).replace("set data.text_column=", "give --column ")
-        remedy = remedy.replace("set data.text_column to", "set --column to")
-        raise InvalidInputError(remedy) from None
+        raise InvalidInputError(str(error).replace("data.text_column", "--column")) from None
     if not any(texts):
         raise InvalidInputError(f"{path} has no text: put at least 1 in it")
     return [text for text in texts if text]

@@ -1,8 +1,10 @@
-"""Bounds the connections of one caller. gRPC keeps a buffer for each, and only closes those that are dead."""
+"""Refuses calls over too many connections of one caller. gRPC keeps a buffer for each connection until it closes."""
 
+import ipaddress
 import logging
 import threading
 import time
+from urllib.parse import unquote
 
 import psutil
 
@@ -12,9 +14,13 @@ MOST_CONNECTIONS = 64
 """Connections of one caller to one server. After messages of several MiB, the buffer of a connection has up to 10 MB."""
 
 _LOOK_SECONDS = 1.0
-"""How often a server looks which connections have closed. So a caller who makes many keeps no processor busy."""
+"""A server asks at most once in this time which connections have closed, so that a caller cannot keep its processor busy."""
 
-_FEW_ENTRIES = 1024
+_FEW_CALLERS = 1024
+"""With more callers, those without connections are forgotten, so that the table stays small."""
+
+_End = tuple[str, int]
+"""IP address and port of the caller's side of a connection."""
 
 logger = logging.getLogger(__name__)
 
@@ -22,17 +28,18 @@ logger = logging.getLogger(__name__)
 class CallerConnections:
     """The connections over which the callers of a server have called.
 
-    gRPC does not tell when a connection closes. So the operating system is asked before a caller is refused.
+    gRPC does not tell when a connection closes. So the operating system is asked before a caller is refused, at most once in
+    `look_seconds`.
     """
 
     def __init__(self, most: int = MOST_CONNECTIONS, look_seconds: float = _LOOK_SECONDS) -> None:
         self._most = most
         self._look_seconds = look_seconds
         self._lock = threading.Lock()
-        self._ports: dict[str, set[int]] = {}
-        """The ports of a caller's side, by the caller's name."""
+        self._ends: dict[str, set[_End]] = {}
+        """By the caller's name."""
         self._next_look = 0.0
-        self._most_entries = _FEW_ENTRIES
+        self._most_callers = _FEW_CALLERS
 
     def check(self, caller: str, peer: str) -> None:
         """Refuses a call over one connection too many; raises `PeerLostError`.
@@ -40,24 +47,23 @@ class CallerConnections:
         Args:
             peer: The address of the caller as gRPC tells it, for example "ipv4:127.0.0.1:50000".
         """
-        port = peer.rpartition(":")[2]
-        # In plain text, each connection is a caller.
-        if caller == peer or not port.isdecimal():
+        if caller == peer:  # In plain text, each connection is a caller.
             return
+        end = _end_of(peer)
         with self._lock:
-            ports = self._ports.get(caller, set())
-            if int(port) in ports:
+            ends = self._ends.get(caller, set())
+            if end in ends:
                 return
-            if len(ports) >= self._most or len(self._ports) >= self._most_entries:
+            if len(ends) >= self._most or len(self._ends) >= self._most_callers:
                 self._forget_closed()
-                ports = self._ports.get(caller, set())
-            if len(ports) >= self._most:
+                ends = self._ends.get(caller, set())
+            if len(ends) >= self._most:
                 raise PeerLostError(
                     "",
-                    f"{caller} has {len(ports)} connections, and may not have more than {self._most}: close one, or try again "
+                    f"{caller} has {len(ends)} connections, and may not have more than {self._most}: close one, or try again "
                     "when one has closed",
                 )
-            self._ports.setdefault(caller, ports).add(int(port))
+            self._ends.setdefault(caller, ends).add(end)
 
     def _forget_closed(self) -> None:
         now = time.monotonic()
@@ -70,11 +76,20 @@ class CallerConnections:
             logger.warning(
                 "cannot see which connections are open, so none counts as one: %s", error
             )
-            self._ports.clear()
+            self._ends.clear()
             return
-        # A closed connection counts as open while another caller happens to use the same port.
-        present = {connection.raddr.port for connection in connections if connection.raddr}
-        self._ports = {
-            caller: kept for caller, ports in self._ports.items() if (kept := ports & present)
+        present = {_end(*each.raddr) for each in connections if each.raddr}
+        self._ends = {
+            caller: kept for caller, ends in self._ends.items() if (kept := ends & present)
         }
-        self._most_entries = max(_FEW_ENTRIES, 2 * len(self._ports))
+        self._most_callers = max(_FEW_CALLERS, 2 * len(self._ends))
+
+
+def _end_of(peer: str) -> _End:
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _end(host.strip("[]"), int(port))
+
+
+def _end(host: str, port: int) -> _End:
+    ip = ipaddress.ip_address(host.partition("%")[0])
+    return str(getattr(ip, "ipv4_mapped", None) or ip), port

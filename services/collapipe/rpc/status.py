@@ -112,8 +112,8 @@ _ANOTHER_AUTHORITY = (
     "its certificate is of another authority: both sides need certificates of one authority"
 )
 _CLOSED = (
-    "it has probably ended: start it again if nothing else does. If it still runs, `collapipe doctor` on both machines examines "
-    "their certificates"
+    "it has probably ended, and its log says why. If nothing restarts it, start it. If it still runs, `collapipe doctor` on both "
+    "machines examines their certificates"
 )
 _REMEDIES = [
     ("certificate has expired", "its certificate has expired: renew it, and start it again"),

@@ -91,7 +91,10 @@ class Estimator:
             clusters=tuple(estimate_clusters(problem, plans, costs, _boxes(request)[0])),
             changes=tuple(changes),
             notes=notes,
-            warnings=tuple(f"{each.message}: {each.advice}" for each in warnings if each),
+            warnings=(
+                *(f"{each.message}: {each.advice}" for each in warnings if each),
+                *costs.warnings,
+            ),
         )
 
     def _fits(self, request: Request) -> bool:
@@ -176,7 +179,7 @@ class Estimator:
         return changes
 
     def _with_enough_memory(self, request: Request) -> list[Change]:
-        """Tries boxes that have as much memory as a plan without limits uses, in whole MB."""
+        """Tries boxes that have as much memory as a plan without limits uses, rounded up to what people are told."""
         problem = _without_limits(self._problem(request))
         try:
             prediction = predict(problem, _plans(problem, request.job))
@@ -185,7 +188,8 @@ class Estimator:
         ids = {device.host_id for cluster in problem.clusters for device in cluster.devices}
         stages = [s for c in prediction.clusters for s in c.stages if s.host_id in ids]
         used = max((stage.memory_bytes for stage in stages), default=0.0)
-        memory = 1_000_000 * math.ceil(used / 1_000_000)
+        step = 10 ** max(6, len(str(math.ceil(used))) - 4)
+        memory = step * math.ceil(used / step)
         devices = tuple(box.model_copy(update={"memory_bytes": memory}) for box in request.devices)
         if not self._fits(request.model_copy(update={"devices": devices})):
             return []

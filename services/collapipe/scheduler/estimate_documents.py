@@ -86,6 +86,9 @@ class ClusterEstimate(_Document):
     """Slices of a micro-batch. 1 means whole rows."""
     num_steps: int
     bottleneck: str
+    """As in `ClusterPrediction`."""
+    limit: str
+    """The bottleneck in words."""
     step_seconds: float
     push_seconds: float
     fetch_seconds: float

@@ -108,6 +108,7 @@ class JobPreparation:
             )
         document.last_commit = found
         document.num_rounds_committed = answer.commit.num_rounds
+        document.num_rounds_restorable = answer.commit.restore_point.num_rounds
         document.stored_bytes = answer.stored_bytes
         document.labels, document.vocabulary_digest = list(labels), vocabulary.digest
         self._progress.save()

@@ -116,6 +116,7 @@ class JobProgress:
         document.num_rounds_committed = commit.num_rounds
         document.num_rounds_reached = max(document.num_rounds_reached, commit.num_rounds)
         document.last_commit = commit.attempt, commit.num_rounds
+        document.num_rounds_restorable = commit.restore_point.num_rounds
         self.save()
 
     def round_committed(self, committed: scheduler_pb2.RoundCommitted) -> None:

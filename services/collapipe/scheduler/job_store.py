@@ -104,6 +104,8 @@ class JobDocument(_Document):
     of the model begin another one."""
     last_commit: tuple[int, int] = (0, 0)
     """Attempt and number of rounds of the last commit that the scheduler has seen."""
+    num_rounds_restorable: int = 0
+    """Rounds of the restore point of this commit. A resumed job repeats the later ones."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     evaluation: _Evaluation | None = None
@@ -280,7 +282,7 @@ class JobStore:
         owner: str = "",
         may: Callable[[JobDocument], bool] = lambda document: True,
     ) -> JobDocument:
-        """Queues the job that `find_resumable` finds again, so that it continues from its restore point.
+        """Queues again the job that `find_resumable` returns, so that it continues from its restore point.
 
         Raises:
             NotFoundError: There is no job of this name.
@@ -300,7 +302,7 @@ class JobStore:
     def find_resumable(
         self, config: JobConfig, owner: str, may: Callable[[JobDocument], bool]
     ) -> JobDocument:
-        """Returns the last job of this name.
+        """Returns the job of this name that is resumed: the newest one of the caller, else the newest one that it may resume.
 
         Args:
             owner: The caller, whose own jobs are preferred.
@@ -360,6 +362,7 @@ class JobStore:
             document = self.get(job_id)
             num_rounds = document.num_rounds_committed = commit.num_rounds
             document.last_commit = commit.attempt, num_rounds
+            document.num_rounds_restorable = commit.restore_point.num_rounds
             document.stored_bytes = stored_bytes
             if begins_anew(commit):
                 document.num_rounds_reached = num_rounds

@@ -16,7 +16,8 @@ JobWarning = scheduler_pb2.JobWarning
 _LONG_WARM_UP = 0.5
 """A warm-up that takes more than this part of the training is too long."""
 _SAME_ANSWERS = 3
-"""So many evaluations in a row with one answer are told after a quarter of a job, or its last one. Many models begin so."""
+"""So many evaluations in a row with one answer are told, but only after a quarter of the rounds, because many models begin so.
+Of the last evaluation, one is enough."""
 _LEAST_STEPS, _MANY_STEPS = 40, 1000
 """The loss is looked at after so many steps, in the second half of the job or after many steps, and after twice the warm-up."""
 _LEAST_FALL = 0.02
@@ -72,8 +73,9 @@ class OneAnswer:
         """Looks at the next evaluation."""
         self._in_a_row = self._in_a_row + 1 if evaluation.one_answer else 0
         is_last = evaluation.num_rounds >= job.training.rounds
-        is_early = self._in_a_row < _SAME_ANSWERS or 4 * evaluation.num_rounds < job.training.rounds
-        if not self._in_a_row or (is_early and not is_last):
+        is_late = 4 * evaluation.num_rounds >= job.training.rounds
+        lasts = self._in_a_row >= _SAME_ANSWERS and is_late
+        if not self._in_a_row or not (lasts or is_last):
             return None
         answer = "tags every word O" if job.task.kind == "ner" else "gives every row the same label"
         return JobWarning(

@@ -33,6 +33,7 @@ from collapipe.scheduler.plan_messages import to_messages
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.profiling import Explorer, profile_hosts, without_unknown
 from collapipe.scheduler.round_problem import ModelSizes, build_problem
+from collapipe.scheduler.round_sum import evaluation_delay
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates
@@ -268,8 +269,7 @@ class Planner:
         seconds: float,
     ) -> None:
         trained = [s.configure_seconds + s.training_seconds + s.gather_seconds for s in summaries]
-        evaluated = [t + s.evaluation_seconds for t, s in zip(trained, summaries, strict=True)]
-        observed = seconds - max(evaluated) + max(trained)
+        observed = seconds - evaluation_delay(summaries)
         # Without measurements of all its hosts, the prediction is a guess.
         if self._knowledge.has_measured(decision.plans):
             predicted = decision.prediction.full_round_seconds

@@ -193,11 +193,13 @@ def _seconds(summary: job_pb2.RoundSummary) -> float:
     )
 
 
-def evaluation_seconds(committed: scheduler_pb2.RoundCommitted) -> float:
-    """Returns how long the cluster that took longest evaluated the model in a round."""
-    late = set(committed.late_clusters)
-    in_time = [s for index, s in enumerate(committed.summaries) if index not in late]
-    return max(in_time, key=_seconds).evaluation_seconds if in_time else 0.0
+def evaluation_delay(summaries: Sequence[job_pb2.RoundSummary]) -> float:
+    """Returns by how many seconds the evaluation delayed a round, given its clusters that are not late."""
+    if not summaries:
+        return 0.0
+    return max(map(_seconds, summaries)) - max(
+        _seconds(summary) - summary.evaluation_seconds for summary in summaries
+    )
 
 
 def computing_seconds(summary: job_pb2.RoundSummary) -> dict[str, float]:

@@ -167,7 +167,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         document = self._jobs.find_resumable(
             config, owner_name(context), lambda job: is_owner(context, job.owner)
         )
-        return scheduler_pb2.CheckResumeResponse(job=document.status())
+        return scheduler_pb2.CheckResumeResponse(
+            job=document.status(), num_rounds_restorable=document.num_rounds_restorable
+        )
 
     def _check_owned(self, job_id: str, context: grpc.ServicerContext) -> None:
         """Refuses a job that is not the caller's. Raises `NotFoundError` or `NotPermittedError`."""

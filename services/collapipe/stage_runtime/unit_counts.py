@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -51,12 +52,12 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     Raises:
         InvalidInputError: The model of the first job cannot be made, or the data cannot be used.
     """
-    labels, tokenizer, notes, num_rows = _read_data(jobs[0])
+    labels, tokenizer, told = _read_data(jobs[0])
     costs: list[ModelCosts | None] = []
     for job in jobs:
         try:
             counted = _count_job(job, labels, tokenizer, timed=timed and job is jobs[0])
-            costs.append(counted.model_copy(update={"notes": notes, "num_rows": num_rows}))
+            costs.append(counted.model_copy(update=told))
         except InvalidInputError:
             if job is jobs[0]:
                 raise
@@ -64,8 +65,8 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     return costs
 
 
-def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[str, ...], tuple[int, ...]]:
-    """Returns the labels, the tokenizer, what was assumed, and the training rows of each cluster."""
+def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[Any, ...]]]:
+    """Returns the labels, the tokenizer, and the fields of `ModelCosts` about the data."""
     if _has_data_here(job):
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
@@ -74,20 +75,19 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, tuple[str, ...], t
         num_rows = tuple(task.num_rows for task in tasks)
         num_held_out = sum(task.num_held_out_rows for task in tasks)
         places = {label: place for task in tasks for label, place in task.held_out_labels.items()}
-        notes = [
-            f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
-            + f", {len(labels)} labels" * bool(labels)
-        ]
-        if unknown := say_unknown_labels(places, labels):
-            notes.append(unknown)
-        return labels, parse_vocabulary(first.vocabulary), tuple(notes), num_rows
+        note = f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
+        note += f", {len(labels)} labels" * bool(labels)
+        unknown = say_unknown_labels(places, labels).removeprefix("warning: ")
+        warnings = (unknown,) if unknown else ()
+        told = {"notes": (note,), "warnings": warnings, "num_rows": num_rows}
+        return labels, parse_vocabulary(first.vocabulary), told
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
     tokenizer = _tokenizer_without_data(job)
     note = (
         f"the job's data is not on this machine: {len(labels)} labels and {tokenizer.get_vocab_size()} tokens in the "
         "vocabulary are assumed"
     )
-    return labels, tokenizer, (note,), ()
+    return labels, tokenizer, {"notes": (note,)}
 
 
 def _count_job(

@@ -203,10 +203,12 @@ class CheckResumeRequest(_message.Message):
     def __init__(self, config_json: _Optional[str] = ...) -> None: ...
 
 class CheckResumeResponse(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "num_rounds_restorable")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_RESTORABLE_FIELD_NUMBER: _ClassVar[int]
     job: JobStatus
-    def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ...) -> None: ...
+    num_rounds_restorable: int
+    def __init__(self, job: _Optional[_Union[JobStatus, _Mapping]] = ..., num_rounds_restorable: _Optional[int] = ...) -> None: ...
 
 class WatchJobRequest(_message.Message):
     __slots__ = ("job_id", "log_id", "after")

@@ -62,7 +62,9 @@ class FakeServices(
     def CheckResume(self, request, context):  # type: ignore[no-untyped-def]
         if not self.jobs:
             context.abort(grpc.StatusCode.NOT_FOUND, "you have no such job")
-        return scheduler_pb2.CheckResumeResponse(job=self.jobs[-1])
+        job = self.jobs[-1]
+        restorable = job.num_rounds_committed - 10
+        return scheduler_pb2.CheckResumeResponse(job=job, num_rounds_restorable=restorable)
 
     def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
         self.watched.append(request)

@@ -64,8 +64,8 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
     [estimate] = answer["estimates"]
     blocks = [host["num_blocks"] for host in estimate["clusters"][0]["hosts"]]
     assert blocks == [0, 2, 2, 0]
-    rows, unknown = estimate["notes"]
-    assert rows == "40 training rows, 2 held-out rows, 2 labels"
+    assert estimate["notes"] == ["40 training rows, 2 held-out rows, 2 labels"]
+    [unknown] = estimate["warnings"]
     assert f"no training row has the label c ({tmp_path}/test.csv:3)" in unknown
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "test.csv"}
 
@@ -113,18 +113,18 @@ def test_rounds_that_are_left_of_a_resumed_job_are_counted(
     assert refused.exit_code == 2 and refused.stderr == "error: you have no such job\n"
     fake.jobs = [JobStatus(job_id="job-1", num_rounds_committed=60)]
     job += ["--set", "devices_per_cluster=1", "--set", "training.rounds=70"]
-    assert "and the 10 of 70 rounds that are left about" in run(*job).stdout
+    assert "and the 20 of 70 rounds that would run about" in run(*job).stdout
     done = run(*job, "--set", "training.rounds=60")
     assert "all 60 rounds are committed, so none would run" in done.stdout
     answer = json.loads(run(*job, "--json").stdout)
     [estimate] = answer["estimates"]
     first = estimate["clusters"][0]["first_fetch_seconds"]
-    assert answer["job_seconds"] == pytest.approx(first + 10 * answer["round_seconds"], rel=1e-6)
-    assert answer["num_rounds"] == 10 and "--resume" in answer["command"]
+    assert answer["job_seconds"] == pytest.approx(first + 20 * answer["round_seconds"], rel=1e-6)
+    assert answer["num_rounds"] == 20 and "--resume" in answer["command"]
     assert fake.submitted == []
 
 
-def test_job_that_cannot_be_resumed_is_refused_before_a_testbed_starts(
+def test_job_to_resume_is_looked_for_before_a_testbed_starts(
     job: list[str], tmp_path: Path, behaviours: dict[str, str]
 ) -> None:
     job.remove("--dry-run")

@@ -12,7 +12,7 @@ def test_missing_column_is_answered_with_the_option_of_the_command(tmp_path: Pat
     path = tmp_path / "rows.csv"
     path.write_text("body\nhello\n", encoding="utf-8")
     assert read_texts(path, "body") == ["hello"]
-    with pytest.raises(InvalidInputError, match=r"give --column body \(did you mean 'body'\?\)"):
+    with pytest.raises(InvalidInputError, match=r"set --column=body \(did you mean 'body'\?\)"):
         read_texts(path, "text")
     path.write_text("body,queue\nhello,a\n", encoding="utf-8")
     with pytest.raises(InvalidInputError, match="set --column to the name of one"):

@@ -10,7 +10,7 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
-from collapipe.scheduler.round_sum import computing_seconds, evaluation_seconds
+from collapipe.scheduler.round_sum import computing_seconds, evaluation_delay
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
 from collapipe.scheduler.web.values import Value, links, mean, number, prediction_of, stages, text
@@ -65,11 +65,13 @@ class Records:
         if result is not None:
             committed = result.committed
             mini_batch = document.job.training.mini_batch
+            late = set(committed.late_clusters)
+            in_time = [s for index, s in enumerate(committed.summaries) if index not in late]
             trained = [s for s in committed.summaries if s.training_seconds > 0]
             rates = [mini_batch * s.local_steps / s.training_seconds for s in trained]
             summary |= {
                 "seconds": number(committed.round_seconds),
-                "evaluation_seconds": number(evaluation_seconds(committed)),
+                "evaluation_seconds": number(evaluation_delay(in_time)),
                 "losses": _losses(committed.summaries, most_losses),
                 "samples_per_second": number(sum(rates), 3),
                 "late": list(committed.late_clusters)[:_MOST_CLUSTERS],

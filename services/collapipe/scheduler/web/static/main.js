@@ -4,7 +4,7 @@ import { follow, get, post } from "./api.js";
 import { h, show } from "./dom.js";
 import { eventsTab, jobsTab } from "./jobs.js";
 import { nowTab } from "./now.js";
-import { curves, drawCurves, problems, summary } from "./progress.js";
+import { curves, drawCurves, hasEnded, problems, summary } from "./progress.js";
 import { forget, roundsTab } from "./rounds.js";
 
 const TABS = [
@@ -115,12 +115,20 @@ function again() {
 
 function render() {
   if (refusal) return renderLocked();
-  const isSilent = silentSince > 0 && Date.now() - silentSince > SILENT_MS;
+  const job = chosenJob();
+  // A testbed may end with its job.
+  const isSilent = silentSince > 0 && Date.now() - silentSince > SILENT_MS && !(job && hasEnded(job));
   const silence =
-    isSilent && h("p", {}, "The scheduler does not answer. Type ", h("code", {}, "collapipe up"), " on the machine of the testbed.");
+    isSilent &&
+    h(
+      "p",
+      {},
+      "The scheduler does not answer. On a testbed, type ",
+      h("code", {}, "collapipe up"),
+      " in its folder, and open the link that it prints. In a deployment, start the scheduler again.",
+    );
   if (!sections.jobs) return show(element("problems"), silence);
-  const job = chosenJob(),
-    rounds = history.job === job?.id ? history.rounds : [];
+  const rounds = history.job === job?.id ? history.rounds : [];
   const view = { job, rounds, sections, route, choose, again, now: Date.now() / 1000 };
   document.title = job ? `${job.name}: ${job.state} – CollaPipe` : "CollaPipe";
   element("chooser").hidden = !job;

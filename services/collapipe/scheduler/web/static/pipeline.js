@@ -79,7 +79,7 @@ function linkBox(link, { isBottleneck = false, isCut = false } = {}) {
 }
 
 // The hosts and links of a pipeline. `bottleneck` is as the scheduler names it: "stage 2", "link 1",
-// "backward link 1", "window 0", "edge server".
+// "forward link 1", "backward link 1", "window 0", "edge server".
 export function pipeline(hosts, links, bottleneck, now) {
   const [number, kind] = (bottleneck ?? "").split(" ").reverse();
   const marked = ["stage", "window"].includes(kind) ? Number(number) : bottleneck === "edge server" ? hosts.length - 1 : -1;

@@ -31,7 +31,7 @@ export const losses = (rounds) =>
   rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - 1 + (index + 1) / losses.length, loss]));
 
 // What a round took without its evaluation, which no prediction counts.
-export const tookToTrain = ({ seconds, evaluation_seconds: evaluation }) => (isNumber(seconds) ? seconds - (evaluation ?? 0) : null);
+export const secondsWithoutEvaluation = ({ seconds, evaluation_seconds: evaluation }) => (isNumber(seconds) ? seconds - (evaluation ?? 0) : null);
 
 function sparkline(points) {
   const values = points.map(([, loss]) => loss).filter(isNumber);
@@ -90,7 +90,7 @@ export function summary({ job, rounds, sections, now }) {
       "speed",
       "Speed",
       isNumber(speed) && speed > 0 ? `${short(speed)} samples/s` : "–",
-      !isRunning ? "in the last round" : speed > 0 ? "all clusters together, now" : "between rounds",
+      !isRunning ? "in the last round" : speed > 0 ? "all clusters together, now" : "not known yet",
     ),
     heldBack(lost, detail?.held_back ?? []),
   ];
@@ -148,13 +148,12 @@ export function problems({ job, sections }) {
   return found;
 }
 
-// Adds a sentence about a job, unless it is about a host that has one. The box of that host then tells what the job does.
+// Adds a sentence about a job. What it does about a host that has a box is told there.
 function addTrouble(found, line) {
   const [, does, id] = line.match(/^The job (waits for|goes on without) ([^\s:]+)(?=:|$)/) ?? [];
-  const named = line.split(/[^\w.-]+/).map((word) => word.replace(/[.]$/, ""));
-  const told = found.find((one) => one.id && named.includes(one.id));
-  if (!told) found.push({ text: line, id });
-  else if (does) told.text = `${told.text.replace(/[.]?$/, ".")} The job ${does} it.`;
+  const told = does && found.find((one) => one.id === id);
+  if (told) told.text = `${told.text.replace(/[.]?$/, ".")} The job ${does} it.`;
+  else found.push({ text: line, id });
 }
 
 // The tab with the curves of a job.
@@ -196,7 +195,7 @@ export function drawCurves({ rounds }) {
       ["took", "--busy", { points: rounds.length < 40 }],
       ["predicted", "--bottleneck"],
     ],
-    data: [x, of(tookToTrain), of((round) => round.predicted_seconds)],
+    data: [x, of(secondsWithoutEvaluation), of((round) => round.predicted_seconds)],
   });
   const queues = [...new Set(rounds.flatMap((round) => Object.keys(round.queues ?? {})))].slice(0, 8);
   drawInto("queues", {

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { h, svg } from "./dom.js";
 import { bytes, duration, isNumber, percent, plural, short } from "./format.js";
 import { pipeline } from "./pipeline.js";
-import { tookToTrain } from "./progress.js";
+import { secondsWithoutEvaluation } from "./progress.js";
 
 const STEP_SECONDS = 1.2;
 const PHASES = [
@@ -95,7 +95,7 @@ const said = (round, detail) => [
     isNumber(round.seconds)
       ? [
           h("b", {}, `took ${duration(round.seconds)}`),
-          round.evaluation_seconds > 0 && `, ${duration(tookToTrain(round))} without the evaluation`,
+          round.evaluation_seconds > 0 && `, ${duration(secondsWithoutEvaluation(round))} without the evaluation`,
           isNumber(round.predicted_seconds) && `, predicted ${duration(round.predicted_seconds)} (${against(round)})`,
         ]
       : "no result was recorded",
@@ -109,7 +109,7 @@ const said = (round, detail) => [
 ];
 
 function against(round) {
-  const share = tookToTrain(round) / round.predicted_seconds - 1;
+  const share = secondsWithoutEvaluation(round) / round.predicted_seconds - 1;
   return Math.abs(share) < 0.05 ? "as predicted" : `${percent(Math.abs(share))} ${share > 0 ? "longer" : "shorter"}`;
 }
 
@@ -236,7 +236,7 @@ function history(rounds, shown, choose) {
   return h(
     "details",
     { class: "card", "data-key": "history", open: true },
-    h("summary", {}, "History of plans, with times without the evaluation"),
+    h("summary", {}, "History of plans (times without the evaluation)"),
     h(
       "div",
       { class: "scroll" },
@@ -271,7 +271,7 @@ function history(rounds, shown, choose) {
                     String(round.round),
                   ),
                 ),
-                h("td", { "data-label": "Took" }, isNumber(round.seconds) ? duration(tookToTrain(round)) : "–"),
+                h("td", { "data-label": "Took" }, isNumber(round.seconds) ? duration(secondsWithoutEvaluation(round)) : "–"),
                 h("td", { "data-label": "Predicted" }, isNumber(round.predicted_seconds) ? duration(round.predicted_seconds) : "–"),
                 h("td", { "data-label": "Loss" }, isNumber(round.losses?.at(-1)) ? short(round.losses.at(-1)) : "–"),
                 h("td", { "data-label": "Plan", class: "wide" }, changed),
