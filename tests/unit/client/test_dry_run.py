@@ -65,7 +65,7 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
     blocks = [host["num_blocks"] for host in estimate["clusters"][0]["hosts"]]
     assert blocks == [0, 2, 2, 0]
     assert estimate["notes"] == ["40 training rows, 2 held-out rows, 2 labels"]
-    [unknown] = estimate["warnings"]
+    *_, unknown = estimate["warnings"]
     assert f"no training row has the label c ({tmp_path}/test.csv:3)" in unknown
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "test.csv"}
 
