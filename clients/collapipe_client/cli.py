@@ -18,7 +18,7 @@ from collapipe.pretrained_directories import pretrained_directory
 from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
-from collapipe_client.client import CollaPipeClient
+from collapipe_client.client import FINAL_STATES, CollaPipeClient
 from collapipe_client.completion import job_names
 from collapipe_client.context_commands import context_app
 from collapipe_client.doctor_command import doctor
@@ -196,11 +196,8 @@ def watch(
     with exit_codes(as_json):
         endpoint = need_endpoint(endpoint_options)
         with endpoint.client() as client, make_display(Console(), as_json) as display:
-            status = choose_job(client, job)
-            if job is None:
-                jobs = reversed(client.jobs())
-                status = next((each for each in jobs if not each.HasField("ended_at")), status)
-            if job is None and status.HasField("ended_at"):
+            status = choose_job(client, job, unfinished_first=True)
+            if job is None and status.state in FINAL_STATES:
                 display.note(
                     f"no job runs or waits: this is the last one, {status.name} ({status.job_id})"
                 )

@@ -87,7 +87,7 @@ _CHUNK_BYTES = 1 << 20
 _RETRY_SECONDS = 0.5
 """Time between two tries to reach a scheduler that is away."""
 
-_FINAL_STATES = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
+FINAL_STATES = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 
 _ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors"}
 """With them, `transformers` and `peft` take a folder for an adapter."""
@@ -222,7 +222,7 @@ class CollaPipeClient:
                         event.elapsed_seconds += offset
                         elapsed = event.elapsed_seconds
                     if event.HasField("status"):
-                        ended = event.status.state in _FINAL_STATES
+                        ended = event.status.state in FINAL_STATES
                     if signs_of_life or event.WhichOneof("event"):
                         yield event
                 # A scheduler that is stopped ends the stream before the job has ended.

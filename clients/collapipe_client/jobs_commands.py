@@ -10,14 +10,11 @@ from rich.table import Table
 
 from collapipe.errors import InvalidInputError
 from collapipe.v1.scheduler_pb2 import (
-    JOB_STATE_CANCELLED,
-    JOB_STATE_FAILED,
-    JOB_STATE_SUCCEEDED,
     JobState,
     JobStatus,
 )
 from collapipe_client.cli_options import AsJson, takes_option_groups
-from collapipe_client.client import CollaPipeClient
+from collapipe_client.client import FINAL_STATES, CollaPipeClient
 from collapipe_client.completion import job_names
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs, need_endpoint
 from collapipe_client.jobs_comparison import compare_jobs, say_comparison
@@ -33,8 +30,6 @@ from collapipe_client.reporting import (
 )
 from collapipe_client.trouble import say_moment, say_trouble
 from collapipe_client.view_state import say_evaluation, say_privacy_loss
-
-_ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
 
 jobs_app = typer.Typer(no_args_is_help=True, help="List, show, compare, cancel and delete jobs.")
 
@@ -191,7 +186,7 @@ def prune(
     """
     with _past_jobs(endpoint_options, as_json, models=True) as client:
         owners = ("", client.owner)
-        ended = [job for job in client.jobs() if job.state in _ENDED and job.owner in owners]
+        ended = [job for job in client.jobs() if job.state in FINAL_STATES and job.owner in owners]
         _delete(client, ended[: max(0, len(ended) - keep)], yes=yes, as_json=as_json)
 
 

@@ -14,7 +14,7 @@ from collapipe.errors import NotFoundError
 from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import JobStatus
 from collapipe_client.cli_options import AsJson, takes_option_groups
-from collapipe_client.client import CollaPipeClient
+from collapipe_client.client import FINAL_STATES, CollaPipeClient
 from collapipe_client.completion import job_names
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs
 from collapipe_client.message_json import to_document
@@ -147,14 +147,21 @@ def choose_round(
     return status.job_id, round_number or max(1, status.num_rounds_committed)
 
 
-def choose_job(client: CollaPipeClient, job: str | None) -> JobStatus:
-    """Returns a job, by default the newest one; raises `NotFoundError` if there is none."""
+def choose_job(
+    client: CollaPipeClient, job: str | None, *, unfinished_first: bool = False
+) -> JobStatus:
+    """Returns a job, by default the newest one; raises `NotFoundError` if there is none.
+
+    Args:
+        unfinished_first: The default is the newest job that has not ended, if there is one.
+    """
     if job is not None:
         return client.find_job(job)
     jobs = client.jobs()
     if not jobs:
         raise NotFoundError("there is no job yet: train one with `collapipe train`")
-    return jobs[-1]
+    unfinished = [each for each in jobs if each.state not in FINAL_STATES]
+    return ((unfinished_first and unfinished) or jobs)[-1]
 
 
 def _wrapped(line: str) -> str:

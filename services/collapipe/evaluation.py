@@ -82,7 +82,7 @@ def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
     if not unknown:
         return ""
     return (
-        f"warning: no training row has the label {say_some(unknown)}. Held-out rows with it count as errors: correct them, or add "
+        f"no training row has the label {say_some(unknown)}. Held-out rows with it count as errors: correct them, or add "
         "training rows with the label"
     )
 

@@ -109,8 +109,8 @@ class ModelUse:
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
         sums = self._task.sums(predictions)
         evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
-        unknown = say_unknown_labels(self._task.held_out_labels, request.labels)
-        evaluation.notes.extend([unknown] * bool(unknown))
+        if unknown := say_unknown_labels(self._task.held_out_labels, request.labels):
+            evaluation.notes.append(f"warning: {unknown}")
         return evaluation
 
     def _label(self, emit: Emit) -> None:

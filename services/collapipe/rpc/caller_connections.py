@@ -36,7 +36,7 @@ class CallerConnections:
         self._most = most
         self._look_seconds = look_seconds
         self._lock = threading.Lock()
-        self._ends: dict[str, set[_End]] = {}
+        self._peers: dict[str, set[str]] = {}
         """By the caller's name."""
         self._next_look = 0.0
         self._most_callers = _FEW_CALLERS
@@ -49,21 +49,20 @@ class CallerConnections:
         """
         if caller == peer:  # In plain text, each connection is a caller.
             return
-        end = _end_of(peer)
         with self._lock:
-            ends = self._ends.get(caller, set())
-            if end in ends:
+            peers = self._peers.get(caller, set())
+            if peer in peers:
                 return
-            if len(ends) >= self._most or len(self._ends) >= self._most_callers:
+            if len(peers) >= self._most or len(self._peers) >= self._most_callers:
                 self._forget_closed()
-                ends = self._ends.get(caller, set())
-            if len(ends) >= self._most:
+                peers = self._peers.get(caller, set())
+            if len(peers) >= self._most:
                 raise PeerLostError(
                     "",
-                    f"{caller} has {len(ends)} connections, and may not have more than {self._most}: close one, or try again "
+                    f"{caller} has {len(peers)} connections, and may not have more than {self._most}: close one, or try again "
                     "when one has closed",
                 )
-            self._ends.setdefault(caller, ends).add(end)
+            self._peers.setdefault(caller, peers).add(peer)
 
     def _forget_closed(self) -> None:
         now = time.monotonic()
@@ -76,13 +75,15 @@ class CallerConnections:
             logger.warning(
                 "cannot see which connections are open, so none counts as one: %s", error
             )
-            self._ends.clear()
+            self._peers.clear()
             return
         present = {_end(*each.raddr) for each in connections if each.raddr}
-        self._ends = {
-            caller: kept for caller, ends in self._ends.items() if (kept := ends & present)
+        self._peers = {
+            caller: kept
+            for caller, peers in self._peers.items()
+            if (kept := {peer for peer in peers if _end_of(peer) in present})
         }
-        self._most_callers = max(_FEW_CALLERS, 2 * len(self._ends))
+        self._most_callers = max(_FEW_CALLERS, 2 * len(self._peers))
 
 
 def _end_of(peer: str) -> _End:

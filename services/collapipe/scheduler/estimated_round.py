@@ -89,7 +89,7 @@ def _cluster(
         num_slices=plan.num_slices,
         num_steps=problem.local_steps,
         bottleneck=predicted.bottleneck,
-        limit=say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan.stages),
+        limit=say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan),
         step_seconds=predicted.mini_batch_seconds,
         push_seconds=push,
         fetch_seconds=fetch,

@@ -2,9 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-from collapipe.allocation import RadioLink, StagePlan, predict
+from collapipe.allocation import ClusterPlan, RadioLink, StagePlan, predict
 from collapipe.allocation.round_model.prediction import stage_memory_bytes
 from collapipe.errors import InfeasibleError
 from collapipe.scheduler.advice import LEAST_SHARE, advise, equal_plan, lasting_seconds
@@ -154,7 +154,7 @@ def _against_equal_segments(decision: RoundDecision) -> str:
     seconds = lasting_seconds(problem, predicted)
     slowest = max(range(len(equal)), key=lambda i: predicted.clusters[i].round_seconds)
     one = predicted.clusters[slowest]
-    limit = say_bottleneck(one.bottleneck, one.bottleneck_seconds, equal[slowest].stages)
+    limit = say_bottleneck(one.bottleneck, one.bottleneck_seconds, equal[slowest])
     return (
         f"equal segments would take {say_seconds(seconds)} a round, and this plan takes {say_seconds(now)} (moves of units left out); what would "
         f"limit them is {limit}"
@@ -232,7 +232,7 @@ def _explain_cluster(decision: RoundDecision, index: int, idle: Mapping[str, str
             if len(problem.clusters) > 1
             else ""
         )
-        limiting = say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan.stages)
+        limiting = say_bottleneck(predicted.bottleneck, predicted.bottleneck_seconds, plan)
         yield (
             f"a mini-batch takes {say_seconds(predicted.mini_batch_seconds)}; the stages are idle {predicted.bubble_ratio:.0%} "
             "of the time"
@@ -249,17 +249,11 @@ def say_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if 0 < seconds < 0.1 else f"{seconds:.3g} s"
 
 
-def say_bottleneck(
-    name: str, seconds: float, stages: Sequence[StagePlan] | Sequence[plan_pb2.Stage]
-) -> str:
-    """Names the part of a pipeline that limits it.
-
-    Args:
-        name, seconds: As in `ClusterPrediction`.
-        stages: In pipeline order.
-    """
+def say_bottleneck(name: str, seconds: float, plan: ClusterPlan | plan_pb2.Plan) -> str:
+    """Names the part of a pipeline that limits it. `name` and `seconds` are those of `ClusterPrediction`."""
+    stages = plan.stages
     kind, _, number = name.rpartition(" ")
-    time = f"{say_seconds(seconds)} for a micro-batch"
+    time = f"{say_seconds(seconds)} for a {'slice' if plan.num_slices > 1 else 'micro-batch'}"
     if kind == "stage":
         return f"the processor of {stages[int(number)].host_id}: {time}"
     if kind.endswith("link"):

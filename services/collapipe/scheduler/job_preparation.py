@@ -209,7 +209,7 @@ def describe_data(
             f"about {HELD_OUT_SHARE:.0%}){rest if missing else ''}"
         )
     if unknown := say_unknown_labels(places, labels):
-        notes.append(unknown)
+        notes.append(f"warning: {unknown}")
     return notes
 
 

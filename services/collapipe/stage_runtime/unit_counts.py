@@ -77,7 +77,7 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
         places = {label: place for task in tasks for label, place in task.held_out_labels.items()}
         note = f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
         note += f", {len(labels)} labels" * bool(labels)
-        unknown = say_unknown_labels(places, labels).removeprefix("warning: ")
+        unknown = say_unknown_labels(places, labels)
         warnings = (unknown,) if unknown else ()
         told = {"notes": (note,), "warnings": warnings, "num_rows": num_rows}
         return labels, parse_vocabulary(first.vocabulary), told

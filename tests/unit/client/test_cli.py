@@ -55,6 +55,19 @@ def test_successful_train_exports_the_model_and_says_how_to_load_it(
     assert JobConfig.from_json(fake.submitted[0].config_json).training.rounds == 2
 
 
+def test_watch_prefers_a_job_that_has_not_ended(fake: FakeServices) -> None:
+    fake.succeed_with(name="demo", files={})
+    fake.jobs = [
+        JobStatus(job_id="job-1", state=JOB_STATE_RUNNING),
+        JobStatus(job_id="job-2", name="old", state=JOB_STATE_FAILED),
+    ]
+    assert "no job runs" not in _RUNNER.invoke(app, ["watch", *_remote(fake)]).output
+    del fake.jobs[0]
+    said = _RUNNER.invoke(app, ["watch", *_remote(fake)]).output
+    assert "no job runs or waits: this is the last one, old (job-2)" in said
+    assert [request.job_id for request in fake.watched] == ["job-1", "job-2"]
+
+
 def test_model_of_another_job_is_not_overwritten(fake: FakeServices, tmp_path: Path) -> None:
     fake.succeed_with(name="demo", files={"config.json": b"{}"})
     mine = tmp_path / "collapipe-models" / "demo" / "config.json"

@@ -312,9 +312,7 @@ class Snapshots:
         return [
             {
                 "cluster": host_clusters[i],
-                "by": say_bottleneck(
-                    each["bottleneck"], each["bottleneck_seconds"], one.plan(i).stages
-                ),
+                "by": say_bottleneck(each["bottleneck"], each["bottleneck_seconds"], one.plan(i)),
             }
             for each, i in predicted[:_MOST_HELD_BACK]
         ]
