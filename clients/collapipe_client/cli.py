@@ -1,5 +1,6 @@
 """The `collapipe` command. This module has the commands about jobs and collects all others."""
 
+import itertools
 import os
 import shlex
 import sys
@@ -291,8 +292,15 @@ def _check_writable(directory: Path) -> None:
 
 
 def _free_folder(name: str, job_id: str, overwrite: bool) -> Path:
-    """Returns the default folder of a model: the one of the job's name, or of its id if something else is there."""
-    return _MODELS / (name if overwrite or not _is_taken(_MODELS / name) else job_id)
+    """Returns the default folder of a model: that of the job's name, or the first free one of its id with a number."""
+    if overwrite:
+        return _MODELS / name
+    numbered = (f"{job_id}-{number}" for number in itertools.count(2))
+    return next(
+        _MODELS / each
+        for each in itertools.chain((name, job_id), numbered)
+        if not _is_taken(_MODELS / each)
+    )
 
 
 def _is_taken(path: Path) -> bool:
@@ -404,8 +412,8 @@ def _site(
     short = {i: n or 1 for i, n in needed.items() if len(memory.get(i, ())) < (n or 1)}
     for index, count in short.items():
         raise InvalidInputError(
-            f"the job {job.name!r} needs {count} devices in cluster {index}, and {len(memory.get(index, ()))} are up there: start "
-            "them, or change `clusters`, `use_clusters` and `devices_per_cluster` of the job with --set"
+            f"the job {job.name!r} needs {count} device{'s' * (count != 1)} in cluster {index}, and {len(memory.get(index, ()))} are up there: start "
+            "more, or change `clusters`, `use_clusters` and `devices_per_cluster` of the job with --set"
         )
     return site_elsewhere(job, memory)
 
@@ -416,7 +424,7 @@ def _check_fits(job: JobConfig, counts: list[int]) -> None:
     fits = len(needed) <= len(counts) and all(n <= c for n, c in zip(needed, counts, strict=False))
     if not fits:
         raise InvalidInputError(
-            f"the job {job.name!r} needs {_say_counts(needed)}, the testbed has {_say_counts(counts)}: change "
+            f"the job {job.name!r} needs {_say_counts(needed)}, but the testbed has {_say_counts(counts)}: change "
             "`clusters`, `use_clusters` and `devices_per_cluster` of the job with --set, or give the testbed other --devices (if "
             "it is running: `collapipe down`, then `collapipe up --clusters N --devices K,K`)"
         )
@@ -431,7 +439,8 @@ def _wanted_devices(job: JobConfig, default: int) -> list[int]:
 
 
 def _say_counts(counts: list[int]) -> str:
-    return f"{len(counts)} clusters of {', '.join(map(str, counts))} devices"
+    devices = f"device{'s' * (counts != [1])}"
+    return f"{len(counts)} cluster{'s' * (len(counts) != 1)} of {', '.join(map(str, counts))} {devices}"
 
 
 def _next_command(view: JobView, options: EndpointOptions) -> str:

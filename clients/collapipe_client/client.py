@@ -100,7 +100,7 @@ class CollaPipeClient:
 
     Args:
         address: Address of the scheduler, "host:port".
-        call_timeout: Longest duration of a call of any method that is not about a stream.
+        call_timeout: How long a call without a stream may take.
         silence_timeout: How long the peer of a stream may be silent before it counts as lost. More than 1 s.
 
     Raises:
@@ -366,7 +366,7 @@ class CollaPipeClient:
             max_new_tokens: Most tokens of an answer. `None` stands for the job's `task.max_new_tokens`.
             temperature: 0 always chooses the most probable token. Otherwise tokens are drawn.
             top_k: Tokens to draw from: the most probable ones. 0 means all.
-            waiting: Told what the answers wait for, in each second without one. Empty while the hosts compute.
+            waiting: Called once in each second without an answer, with what it waits for, or with "" while the hosts compute.
 
         Raises:
             PeerLostError: A process ended or is silent.

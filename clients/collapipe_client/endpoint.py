@@ -205,7 +205,7 @@ def client_for_model(
             status = client.find_job(job)
             last = max(0, status.num_rounds_committed - 1)
             stages = client.plans(status.job_id, last)[0].stages
-            # The first stage is on the control unit, and the last one on the edge server.
+            # Most strategies have the first stage on the control unit, and the last one on the edge server.
             testbed.add_clusters([max(1, len(stages) - 2)])
             testbed.wait_until_registered()
         yield client

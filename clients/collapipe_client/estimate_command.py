@@ -45,7 +45,7 @@ def estimate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a model fits on some boxes, the memory of each, and the time of a round. Nothing is trained.
+    """Say whether a model fits on some boxes, how much memory each needs, and how long a round takes. Nothing is trained.
 
     No service needs to run. The exit code is 0 if the model fits, and 1 if it does not.
     """

@@ -43,7 +43,7 @@ def fit(
         except ModuleNotFoundError as error:
             raise InvalidInputError(
                 f"fitting needs {error.name}, which is not installed here: "
-                "pip install 'collapipe[scheduler]'"
+                "pip install -e '.[scheduler]' in the folder of the repository"
             ) from error
         recorded = [read_run(path) for path in run_files]
         check_comparable(recorded)

@@ -53,8 +53,11 @@ def draw_plots(records: JobRecords) -> list[Plot]:
     plots.append(
         _curves(records, "speed", "Samples per second", "samples/s", speed, caption, from_zero=True)
     )
-    times = {"took": records.curve("seconds"), "predicted": records.curve("predicted_seconds")}
-    caption = "as it was, and as the scheduler predicted it, from the decision to the commit."
+    times = {
+        "took": records.curve("seconds_without_evaluation"),
+        "predicted": records.curve("predicted_seconds"),
+    }
+    caption = "without its evaluation, as it was, and as the scheduler predicted it."
     plots.append(
         _curves(records, "time", "Time of a round", "time, s", times, caption, from_zero=True)
     )

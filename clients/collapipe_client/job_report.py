@@ -162,7 +162,7 @@ def _facts(records: JobRecords, command: str) -> page.Html:
         )
     files = [str(data[key]) for key in ("train", "held_out") if data.get(key)]
     pretrained = model.get("pretrained")
-    clusters = sorted({c["cluster"] for r in records.rounds for c in r.get("clusters", ())})
+    num_clusters = max((r.get("num_clusters", 0) for r in records.rounds), default=0)
     return page.facts(
         [
             ("job", job["id"]),
@@ -178,7 +178,7 @@ def _facts(records: JobRecords, command: str) -> page.Html:
                 "a round",
                 f"{training['local_steps']} steps of {training['mini_batch']} rows in each cluster",
             ),
-            ("clusters", len(clusters) or ""),
+            ("clusters", num_clusters or ""),
             ("strategy", job["strategy"]),
             ("seed", settings["seed"]),
             ("command", page.tag("code", command)),
@@ -188,7 +188,8 @@ def _facts(records: JobRecords, command: str) -> page.Html:
 
 
 def _rounds(records: JobRecords, sampled: str) -> Iterator[page.Html]:
-    titles = ["round", "took, s", "predicted, s", *(f"{part}, s" for part in PARTS.values())]
+    titles = ["round", "took, s", "without evaluation, s", "predicted, s"]
+    titles += [f"{part}, s" for part in PARTS.values()]
     titles += ["other, s", "last loss", *records.metrics, "samples/s", "pushed, MB", "fetched, MB"]
     rows = []
     for each in records.rounds:
@@ -198,23 +199,25 @@ def _rounds(records: JobRecords, sampled: str) -> Iterator[page.Html]:
         notes = f" (attempt {attempt + 1})" * bool(attempt)
         notes += f" (without clusters {', '.join(map(str, late))})" if late else ""
         losses = [loss for loss in each.get("losses", ()) if loss is not None]
-        values = [each.get("seconds"), each.get("predicted_seconds")]
+        seconds = "seconds", "seconds_without_evaluation", "predicted_seconds"
+        values = [each.get(name) for name in seconds]
         values += [parts.get(name) for name in (*PARTS.values(), "other")]
         cells = [page.amount(value) for value in values]
         cells.append(page.amount(losses[-1] if losses else None, digits=4))
         cells += [page.amount(each.get("metrics", {}).get(m), digits=4) for m in records.metrics]
         cells.append(page.amount(each.get("samples_per_second")))
-        cells += [page.amount(_moved(each, way), 1e-6) for way in ("pushed", "fetched")]
+        cells += [page.amount(each.get(f"{way}_bytes"), 1e-6) for way in ("pushed", "fetched")]
         rows.append([f"{each['round']}{notes}", *cells])
-    caption = f"Parts are those of the cluster that took longest. {sampled}"
+    caption = f"Parts are those of the cluster that took longest{_of_first(records)}. {sampled}"
     whole = page.table(titles, rows, caption)
     yield whole if len(rows) <= _MOST_ROWS else page.folded(f"All {len(rows)} rounds", whole)
 
 
-def _moved(round_: Mapping[str, Any], way: str) -> float | None:
-    """Returns the bytes of weights that all clusters moved in a round; `None` if nothing was measured."""
-    found = [c[f"{way}_bytes"] for c in round_.get("clusters", ()) if f"{way}_bytes" in c]
-    return sum(found) if found else None
+def _of_first(records: JobRecords) -> str:
+    """Says that records tell of some clusters only; "" if they tell of all."""
+    told = max(records.rounds, key=lambda each: each.get("num_clusters", 0), default={})
+    num_told = len(told.get("clusters", ()))
+    return f", of the first {num_told} clusters" if num_told < told.get("num_clusters", 0) else ""
 
 
 def _plan(rounds: Sequence[Mapping[str, Any]]) -> Iterator[page.Html]:
@@ -259,6 +262,8 @@ def _history(rounds: Sequence[Mapping[str, Any]]) -> Iterator[page.Html]:
     """Tells which rounds had new plans, and why."""
     rows, before = [], dict[str, str]()
     for each in rounds:
+        if "holders" not in each:
+            continue  # Its plan is not recorded.
         holders = {host: units for plan in each.get("holders", ()) for host, units in plan}
         changed = [
             f"{host}: {before.get(host, 'nothing')} → {holders.get(host, 'nothing')}"
@@ -289,7 +294,8 @@ def _costs(records: JobRecords, sampled: str) -> Iterator[page.Html]:
     took = every * sum(each.get("seconds") or 0.0 for each in rounds)
     joules = every * sum(each.get("energy_joules") or 0.0 for each in rounds)
     pushed, fetched = (
-        every * sum(_moved(each, way) or 0 for each in rounds) for way in ("pushed", "fetched")
+        every * sum(each.get(f"{way}_bytes") or 0 for each in rounds)
+        for way in ("pushed", "fetched")
     )
 
     def say(value: float, scale: float, unit: str) -> page.Html:
@@ -307,7 +313,7 @@ def _costs(records: JobRecords, sampled: str) -> Iterator[page.Html]:
             ),
         ]
     )
-    caption = f"Forward and backward passes of all rounds, beside the time of all rounds. {sampled}"
+    caption = f"Forward and backward passes of all rounds{_of_first(records)}, beside the time of all rounds. {sampled}"
     caption += " The sums over all rounds are estimated from these." if sampled else ""
     rows = [
         [host, page.amount(seconds), page.amount(seconds / took if took else None, 100)]

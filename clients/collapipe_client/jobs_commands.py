@@ -70,7 +70,7 @@ def _past_jobs(
 def list_jobs(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
     """List the jobs, oldest first. Their age counts from when they were submitted. The edge server's disk holds their models.
 
-    A scheduler keeps the last 100 jobs that have ended (--keep-jobs), of any size (--keep-jobs-gb) and age (--keep-jobs-days).
+    By default, a scheduler keeps the last 100 jobs that have ended. Its options --keep-jobs, --keep-jobs-gb and --keep-jobs-days change that.
     """
     with _past_jobs(endpoint_options, as_json) as client:
         jobs = client.jobs()

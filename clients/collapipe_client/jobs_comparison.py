@@ -46,10 +46,7 @@ class _Record:
     def document(self) -> dict[str, Any]:
         """Returns the values of the job alone. Times and bytes of a round are medians over its rounds."""
         clusters = [each.get("clusters", ()) for each in self.rounds]
-        moved = [
-            sum(one.get("pushed_bytes", 0) + one.get("fetched_bytes", 0) for one in of_round)
-            for of_round in clusters
-        ]
+        moved = [r.get("pushed_bytes", 0) + r.get("fetched_bytes", 0) for r in self.rounds]
         return {
             "job_id": self.job["id"],
             "name": self.job["name"],
@@ -57,15 +54,18 @@ class _Record:
             "rounds": self.job["committed"],
             "seconds": self.points[-1].seconds if self.points else 0.0,
             "round_seconds": _median(each.get("seconds") for each in self.rounds),
+            "round_seconds_without_evaluation": _median(
+                each.get("seconds_without_evaluation") for each in self.rounds
+            ),
             "predicted_round_seconds": _median(
                 each.get("predicted_seconds") for each in self.rounds
             ),
             "samples_per_second": _median(each.get("samples_per_second") for each in self.rounds),
             "weights_bytes_of_a_round": _median(moved),
             "devices": [
-                stage["id"]
+                device
                 for cluster in (clusters[-1] if clusters else ())
-                for stage in cluster["pipeline"][1:-1]
+                for device in cluster["devices"]
             ],
             "metric": self.metric_name,
         }
@@ -113,6 +113,9 @@ def say_comparison(document: dict[str, Any]) -> None:
         "committed rounds": [job["rounds"] for job in jobs],
         "seconds of all rounds": [_digits(job["seconds"]) for job in jobs],
         "seconds of a round": [_digits(job["round_seconds"]) for job in jobs],
+        "the same without evaluation": [
+            _digits(job["round_seconds_without_evaluation"]) for job in jobs
+        ],
         "seconds of a round, predicted": [_digits(job["predicted_round_seconds"]) for job in jobs],
         "samples/s": [_digits(job["samples_per_second"]) for job in jobs],
         "MB of weights a round": [

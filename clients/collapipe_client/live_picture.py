@@ -137,7 +137,7 @@ def _whole_job(view: JobView, snapshot: Mapping[str, Any], snapshot_age: float) 
         if say_duration(low) != say_duration(high):
             facts += f" ({say_duration(low)} to {say_duration(high)})"
         if snapshot["status"].get("ends_by") == "the plan":
-            facts += ", as planned"
+            facts += ", by the plan"
     return _row("  whole job", ProgressBar(total=1.0, completed=done, width=20), facts)
 
 
@@ -168,8 +168,7 @@ def _facts(view: JobView, snapshot: Mapping[str, Any], now: _Now) -> list[Render
     lines: list[RenderableType] = []
     held_back = (snapshot.get("job") or {}).get("held_back") or ()
     if held_back and view.round_index is not None:
-        detail = snapshot["details"].get(str(held_back[0]["cluster"]), {})
-        share = detail.get("bottleneck_share")
+        share = held_back[0].get("share")
         busy = "" if share is None else f", {share:.0%} of the time busy"
         lines.append(_paragraph(f"bottleneck{busy}: {held_back[0]['by']}", "red"))
     waiting = [c for c in view.clusters if c.waiting_for and view.round_index is not None]
@@ -177,7 +176,11 @@ def _facts(view: JobView, snapshot: Mapping[str, Any], now: _Now) -> list[Render
         slowest = min(waiting, key=lambda c: c.steps_done / (c.local_steps or 1))
         lines.append(_line(f"  waits for: cluster {slowest.cluster_index}, {slowest.waiting_for}"))
     by_state: dict[str, list[str]] = {}
+    # The line about the trouble of the job tells of these.
+    told = {host.host_id for host in view.trouble.missing} if view.trouble is not None else set()
     for host in (*now.hosts.values(), *now.others):
+        if host.get("id") in told:
+            continue
         states = ("lost", "suspected", "idle") if view.clusters else ("lost", "suspected")
         if host.get("state") in states:
             by_state.setdefault(host["state"], []).append(host["id"])
@@ -192,7 +195,8 @@ def _facts(view: JobView, snapshot: Mapping[str, Any], now: _Now) -> list[Render
 def _history(view: JobView, width: int) -> Text:
     shown = view.rounds[-max(1, (width - 9) // _COLUMNS_OF_ROUND) :]
     said = [
-        f"{one.number}: {one.seconds:.1f} s" + (f", loss {one.loss:.4f}" if one.loss else "")
+        f"{one.number}: {one.seconds:.1f} s"
+        + (f", loss {one.loss:.4f}" if one.loss is not None else "")
         for one in shown
     ]
     return _line(f"  rounds {'   '.join(said)}")

@@ -1,8 +1,8 @@
 """Runs a whole CollaPipe on this machine: every service is a process, and all traffic stays on loopback.
 
 The scheduler starts first, because all other services need its address. Meanwhile, one process imports torch, and then
-forks all others. The workspace records every process before this process waits for
-it. So a later command can end the processes even if this one is killed.
+forks all others. Each process is recorded in the workspace as soon as it is started. So a later command can end it even if
+this command is killed.
 """
 
 import os

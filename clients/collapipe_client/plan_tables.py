@@ -115,6 +115,10 @@ class RoundRecord:
         index = plan.cluster_index
         problem = _at(self.problem.get("clusters"), index)
         predicted = _at(self.prediction.get("clusters"), index)
+        hosts = [stage.host_id for stage in plan.stages]
+        # A cluster that kept the result of an earlier attempt has another plan than the decision.
+        if [stage["host_id"] for stage in predicted.get("stages", ())] != hosts:
+            predicted = {}
         summaries = self.committed.summaries if self.committed is not None else ()
         steps = summaries[index].local_steps if index < len(summaries) else 0
         reports = summaries[index].stages if steps else ()

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -112,13 +113,10 @@ def describe_exit(return_code: int | None) -> str:
 def last_lines(path: Path, num_lines: int = 12) -> str:
     """Returns the last non-empty lines of a log file, indented, or a note that there are none."""
     try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()
+        with open(path, encoding="utf-8", errors="replace") as file:
+            shown = deque((line.rstrip() for line in file if line.strip()), num_lines)
     except OSError as error:
         return f"  ({path} cannot be read: {error.strerror})"
-    shown = [line for line in lines if line.strip()][-num_lines:]
     return "\n".join(f"  {line}" for line in shown) or f"  ({path} is empty)"
 
 

@@ -44,7 +44,7 @@ def report(
         plots = []
         if importlib.util.find_spec("matplotlib") is None:
             complain(
-                "no plots, because matplotlib is not installed here: pip install 'collapipe[simulation]'"
+                "no plots, because matplotlib is not installed here: pip install -e '.[simulation]' in the folder of the repository"
             )
         else:
             from collapipe_client.job_plots import draw_plots

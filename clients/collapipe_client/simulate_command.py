@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collapipe_client.plot_files import Plot
     from collapipe_client.simulation_report import Column
 
-_INSTALL = "pip install 'collapipe[simulation]'"
+_INSTALL = "pip install -e '.[simulation]' in the folder of the repository"
 _LINE_SECONDS = 10.0
 """Least time between two lines of progress, where no terminal shows a bar."""
 

@@ -38,8 +38,8 @@ class LocalTestbedOptions:
         str | None,
         typer.Option(
             metavar="SIZE,...",
-            help="Memory that devices may use for training, for example 200MB. Give one size for all devices, "
-            "one for each device of a cluster, or one for every device of the testbed. 0 means no limit.",
+            help="Memory that devices may use for training, for example 200MB. Give one size, or a list. "
+            "A list has a size for each device of a cluster, or for each device of the testbed. 0 means no limit.",
         ),
     ] = None
     device_speed: Annotated[

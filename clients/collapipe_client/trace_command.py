@@ -54,7 +54,7 @@ def trace(
                 f"while they run: trace a newer round ({'; '.join(missing.values())})"
             )
         file = output or _default_file(endpoint_options.workspace, f"{job_id}-round-{number}")
-        num_slices = write_trace(file, f"{job_id}, round {number}", hosts)
+        num_spans = write_trace(file, f"{job_id}, round {number}", hosts)
         uncertainty = max(host.clock_uncertainty_seconds for host in recorded)
         if as_json:
             print_json(
@@ -62,14 +62,14 @@ def trace(
                     "file": str(file),
                     "job_id": job_id,
                     "round": number,
-                    "slices": num_slices,
+                    "spans": num_spans,
                     "hosts": [host.host_id for host in recorded],
                     "missing": missing,
                     "clock_uncertainty_seconds": uncertainty,
                 }
             )
         else:
-            say(f"{num_slices} slices of {len(recorded)} hosts in {file}")
+            say(f"{file} has {num_spans} spans of {len(recorded)} hosts")
             say(
                 f"the clock of each host agrees with that of the scheduler within {1000 * uncertainty:.3g} ms"
             )

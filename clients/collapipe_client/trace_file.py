@@ -67,7 +67,7 @@ def read_hosts(messages: Iterable[GetTraceResponse]) -> list[HostTrace]:
 
 
 def write_trace(file: Path, title: str, hosts: list[HostTrace]) -> int:
-    """Writes a trace whose time 0 is the begin of its first span. Returns the number of slices.
+    """Writes a trace whose time 0 is the begin of its first span. Returns the number of spans.
 
     Args:
         hosts: The scheduler comes first. At least one host has spans.

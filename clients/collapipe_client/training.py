@@ -79,7 +79,9 @@ def _snapshots(client: CollaPipeClient, job_id: str, display: Display) -> Iterat
         while not ended.wait(_SNAPSHOT_SECONDS):
             # A scheduler that is away or older has none. The events tell more.
             with suppress(CollapipeError):
-                display.take(client.snapshot(job_id, display.wanted_clusters()))
+                snapshot = client.snapshot(job_id, display.wanted_clusters())
+                if not ended.is_set():
+                    display.take(snapshot)
 
     thread = threading.Thread(target=follow, name="snapshots", daemon=True)
     if display.shows_snapshots:
@@ -89,7 +91,7 @@ def _snapshots(client: CollaPipeClient, job_id: str, display: Display) -> Iterat
     finally:
         ended.set()
         if display.shows_snapshots:
-            thread.join()
+            thread.join(_SNAPSHOT_SECONDS)  # A scheduler that hangs must not hold up Ctrl-C.
 
 
 _HOW_TO_LOAD = {

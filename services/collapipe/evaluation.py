@@ -14,10 +14,16 @@ from collapipe.v1 import job_pb2
 ROWS = "rows"
 """Number of held-out rows. It is among the sums of every task."""
 LABELS, LABEL_SQUARES = "predicted_labels", "predicted_label_squares"
-"""The sums of the numbers of all predicted classes, and of their squares."""
+"""The sums of the numbers of all predicted classes, or of short hashes of all translations, and of their squares."""
 BLEU_ORDERS = range(1, 5)
 """Lengths of the n-grams that BLEU counts."""
 
+_FATE_OF_LONG_ROWS = {
+    "ner": "are cut, and the words that are cut off count as misses",
+    "translation": "are cut, and BLEU compares with the whole translation",
+    "instruction": "are left out of the training, or count as wrong answers",
+}
+"""What becomes of rows that are longer than `task.max_length`, by the kind of the task. Other kinds only cut them."""
 _NAMED = 8
 """Most labels that a note names."""
 
@@ -62,12 +68,12 @@ def make_evaluation(kind: str, sums: Sums, num_rounds: int) -> job_pb2.Evaluatio
 
 
 def _is_one_answer(kind: str, sums: Sums) -> bool:
-    """Returns whether a model of labels gives all rows the same answer although that is wrong for some."""
+    """Returns whether a model gives all rows the same answer although that is wrong for some."""
     if kind == "ner":
         return not sums["predicted"] and sums["true"] > 0
-    # Equal numbers are those without a variance. Only sums can be added over clusters.
-    if kind != "classification" or LABEL_SQUARES not in sums or sums["right"] == sums[ROWS]:
+    if LABEL_SQUARES not in sums or sums[ROWS] < 2 or sums.get("right") == sums[ROWS]:
         return False
+    # Equal numbers are those without a variance. Only sums can be added over clusters.
     return int(sums[ROWS]) * int(sums[LABEL_SQUARES]) == int(sums[LABELS]) ** 2
 
 
@@ -84,6 +90,29 @@ def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
     return (
         f"no training row has the label {say_some(unknown)}. Held-out rows with it count as errors: correct them, or add "
         "training rows with the label"
+    )
+
+
+def say_long_rows(
+    kind: str, max_length: int, train: tuple[int, int], held_out: tuple[int, int]
+) -> str:
+    """Says what becomes of rows that are longer than `task.max_length`; "" if there are none.
+
+    Args:
+        max_length: The most tokens of a row.
+        train: How many training rows are longer, and how many the training has.
+        held_out: The same of the held-out rows.
+    """
+    (long, num_rows), (held_out_long, num_held_out_rows) = train, held_out
+    if kind == "instruction":
+        num_rows += long  # The training has only the others.
+    parts = [f"{long} of {num_rows} training rows"] * (long > 0)
+    parts += [f"{held_out_long} of {num_held_out_rows} held-out rows"] * (held_out_long > 0)
+    if not parts:
+        return ""
+    return (
+        f"{' and '.join(parts)} are longer than task.max_length = {max_length} tokens and "
+        f"{_FATE_OF_LONG_ROWS.get(kind, 'are cut')}: raise task.max_length if they matter"
     )
 
 

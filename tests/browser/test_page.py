@@ -136,10 +136,13 @@ def test_link_opens_the_page_once_and_others_see_how_to_get_one(
     for context in (other, browser.new_context()):
         stranger = context.new_page()
         stranger.goto(link if context is other else address(testbed))
-        expect(stranger.get_by_text("This page needs its link")).to_be_visible()
+        expect(stranger.get_by_text("This page needs its key")).to_be_visible()
         expect(stranger.get_by_text("collapipe status").first).to_be_visible()
         expect(stranger.get_by_role("tab")).to_have_count(0)
         assert "device-0-0" not in stranger.content()
+        if context is other:  # A pasted address changes only what is behind the "#".
+            stranger.goto(testbed.workspace.page_link())
+            expect(stranger.get_by_role("tab", name="Now")).to_be_visible()
         context.close()
     cookies = owner.cookies()
     assert [(cookie["httpOnly"], cookie["sameSite"]) for cookie in cookies] == [(True, "Strict")]
@@ -270,6 +273,29 @@ def test_replay_goes_through_the_rounds_of_an_ended_job(page: Page) -> None:
     expect(page.locator("table tbody tr")).to_have_count(ROUNDS)
 
 
+def draw_again(page: Page) -> None:
+    page.evaluate("window.dispatchEvent(new HashChangeEvent('hashchange'))")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def test_fold_stays_as_a_person_leaves_it(page: Page) -> None:
+    open_tab(page, "Rounds")
+    fold = page.locator("details[data-key=why]")
+    expect(fold).to_have_attribute("open", "")
+    fold.locator("summary").click()
+    draw_again(page)
+    expect(fold).not_to_have_attribute("open", "")
+
+
+def test_link_to_the_content_keeps_the_view(page: Page) -> None:
+    open_tab(page, "Rounds")
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#content")).to_be_focused()
+    draw_again(page)
+    expect(page.get_by_role("tab", name="Rounds")).to_have_attribute("aria-selected", "true")
+
+
 def test_round_shows_what_every_host_did(page: Page, finished: FinishedJob) -> None:
     open_tab(page, "Rounds")
     page.get_by_role("button", name="Show what every host did").first.click()
@@ -308,8 +334,7 @@ def test_keyboard_reaches_everything_and_shows_where_it_is(page: Page) -> None:
     outline = page.locator(":focus").evaluate("element => getComputedStyle(element).outlineStyle")
     assert outline != "none"
     # What the page draws again does not take the focus away.
-    page.evaluate("window.dispatchEvent(new HashChangeEvent('hashchange'))")
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    draw_again(page)
     expect(page.get_by_role("tab", name="Now")).to_be_focused()
 
 

@@ -83,7 +83,7 @@ def test_trace_has_every_micro_batch_of_every_stage(testbed: LocalTestbed, tmp_p
     hosts = {host for pipeline in pipelines for host in pipeline} | {"scheduler"}
     assert set(said["hosts"]) == {s.host for s in trace.slices} == hosts
     assert not said["missing"]
-    assert said["slices"] == len(trace.slices)
+    assert said["spans"] == len(trace.slices)
     with testbed.client() as client:
         for message in client.trace(finished.job_id, 1):
             # All processes have the clock of this machine, so the true offset is 0.

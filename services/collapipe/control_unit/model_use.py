@@ -8,7 +8,7 @@ from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
-from collapipe.evaluation import make_evaluation, say_unknown_labels
+from collapipe.evaluation import make_evaluation, say_long_rows, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
@@ -18,6 +18,8 @@ Emit = Callable[[control_unit_pb2.RunModelResponse], None]
 """Sends a result to the caller."""
 
 
+_MOST_REFUSED = 8
+"""The numbers of so many refused texts are told."""
 _MAX_FILE_BYTES = 1 << 30
 """Largest file of held-out rows. Their control unit reads it as a whole."""
 
@@ -53,7 +55,7 @@ class ModelUse:
         self._options.max_new_tokens = prediction.options.max_new_tokens or job.task.max_new_tokens
         model = start.round.model
         self._adapter = adapter_for(model.family, model.task, model.config_json)
-        self._questions = [self._question(*each) for each in enumerate(prediction.texts, start=1)]
+        self._questions = self._encode(prediction.texts)
 
     def run(self, emit: Emit) -> None:
         """Runs the use to its end, and closes the pipeline in any case.
@@ -84,23 +86,38 @@ class ModelUse:
         self._pipeline.abort_if_stalled()
         return waiting_response(self._pipeline.waiting_for())
 
-    def _question(self, number: int, text: str) -> Any:
+    def _encode(self, texts: Sequence[str]) -> list[Any]:
+        """Encodes the texts. Refuses all of them if some cannot be answered, and names those."""
+        questions, refused = [], []
+        for number, text in enumerate(texts, start=1):
+            try:
+                questions.append(self._question(text))
+            except InvalidInputError as error:
+                refused.append((number, f"text {number} ({text!r:.40}): {error}"))
+        if len(refused) > 1:
+            numbers = ", ".join(str(number) for number, _ in refused[:_MOST_REFUSED])
+            more = ", ..." if len(refused) > _MOST_REFUSED else ""
+            raise InvalidInputError(
+                f"{len(refused)} of {len(texts)} texts cannot be answered (number {numbers}{more}); {refused[0][1]}"
+            )
+        if refused:
+            raise InvalidInputError(refused[0][1])
+        return questions
+
+    def _question(self, text: str) -> Any:
         """Encodes a text. Refuses one that, with its answer, is longer than the model has positions for."""
-        try:
-            question = self._task.question(text)
-            if self._task.generates:
-                limit = self._adapter.max_length(self._adapter.config)
-                # The decoder of a translator has positions of its own.
-                length = len(question.input_ids) if self._task.continues_text else 0
-                wanted = self._options.max_new_tokens
-                if length + wanted > limit:
-                    left = f", or ask for at most {limit - length} new tokens" * (length < limit)
-                    raise InvalidInputError(
-                        f"with an answer of {wanted} tokens it needs {length + wanted} positions, more than the {limit} "
-                        f"of the model: shorten it{left}"
-                    )
-        except InvalidInputError as error:
-            raise InvalidInputError(f"text {number} ({text!r:.40}): {error}") from error
+        question = self._task.question(text)
+        if self._task.generates:
+            limit = self._adapter.max_length(self._adapter.config)
+            # The decoder of a translator has positions of its own.
+            length = len(question.input_ids) if self._task.continues_text else 0
+            wanted = self._options.max_new_tokens
+            if length + wanted > limit:
+                left = f", or ask for at most {limit - length} new tokens" * (length < limit)
+                raise InvalidInputError(
+                    f"with an answer of {wanted} tokens it needs {length + wanted} positions, more than the {limit} "
+                    f"of the model: shorten it{left}"
+                )
         return question
 
     def _evaluate(self) -> job_pb2.Evaluation:
@@ -109,8 +126,13 @@ class ModelUse:
         predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
         sums = self._task.sums(predictions)
         evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
-        if unknown := say_unknown_labels(self._task.held_out_labels, request.labels):
-            evaluation.notes.append(f"warning: {unknown}")
+        task = self._task
+        long = task.num_long_held_out_rows, task.num_held_out_rows
+        warnings = (
+            say_unknown_labels(task.held_out_labels, request.labels),
+            say_long_rows(task.kind, self._job.task.max_length, (0, 0), long),
+        )
+        evaluation.notes.extend(f"warning: {each}" for each in warnings if each)
         return evaluation
 
     def _label(self, emit: Emit) -> None:

@@ -94,6 +94,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                         for label, place in task.held_out_labels.items()
                     ],
                     notes=task.notes,
+                    num_long_rows=task.num_long_rows,
+                    num_long_held_out_rows=task.num_long_held_out_rows,
                 )
             )
 

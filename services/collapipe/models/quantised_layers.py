@@ -170,7 +170,7 @@ def quantisation_library() -> Any:
         import bitsandbytes
     except ModuleNotFoundError as error:
         raise InvalidInputError(
-            "model.base_quantisation is set, but this host has no bitsandbytes: pip install 'collapipe[quantisation]', or "
+            "model.base_quantisation is set, but this host has no bitsandbytes: pip install -e '.[quantisation]' in the folder of the repository, or "
             "remove the setting"
         ) from error
     return bitsandbytes

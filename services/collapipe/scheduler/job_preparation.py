@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
-from collapipe.evaluation import say_some, say_unknown_labels
+from collapipe.evaluation import say_long_rows, say_some, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls, told_by
@@ -198,19 +198,26 @@ def describe_data(
     """
     places = {each.label: each.place for data in reversed(loaded) for each in data.held_out_labels}
     notes = list(dict.fromkeys(note[:_MOST_CHARACTERS] for data in loaded for note in data.notes))
+    num_train = sum(data.num_rows for data in loaded)
+    num_held_out = sum(data.num_held_out_rows for data in loaded)
     if job.data.held_out is None:
-        num_held_out = sum(data.num_held_out_rows for data in loaded)
-        num_rows = num_held_out + sum(data.num_rows for data in loaded)
         known, measured = _classes(job, labels), _classes(job, places)
         missing = sorted(known - measured)
         rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
         notes.append(
-            f"data.held_out is not set: {num_held_out} of {num_rows} rows are held out to measure the model (the hash of a text chooses "
+            f"data.held_out is not set: {num_held_out} of {num_held_out + num_train} rows are held out to measure the model (the hash of a text chooses "
             f"about {HELD_OUT_SHARE:.0%}){rest if missing else ''}"
         )
-    if unknown := say_unknown_labels(places, labels):
-        notes.append(f"warning: {unknown}")
-    return notes
+    warnings = (
+        say_unknown_labels(places, labels),
+        say_long_rows(
+            job.task.kind,
+            job.task.max_length,
+            (sum(data.num_long_rows for data in loaded), num_train),
+            (sum(data.num_long_held_out_rows for data in loaded), num_held_out),
+        ),
+    )
+    return [*notes, *(f"warning: {each}" for each in warnings if each)]
 
 
 def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:

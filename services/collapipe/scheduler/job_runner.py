@@ -347,6 +347,7 @@ class JobRunner:
             self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
             self._calls.sleep()
             if left < 0:
+                self._newcomers = set()  # They are not the reason.
                 # Of a chain of failures, only the first one is the cause.
                 failure = self._failure.rpartition(_BEFORE)[2]
                 cause = f"{_BEFORE}{failure}" if failure else ""
@@ -452,8 +453,9 @@ class JobRunner:
                 )
             self._use(planner.hosts)
         self._look_around()
-        without = f"runs without {', '.join(map(str, self._lacking))}" if self._lacking else ""
-        self._say(scheduler_pb2.JOB_STATE_RUNNING, without)
+        reached = self._progress.document.num_rounds_reached
+        repeats = f"repeats the rounds up to round {reached}" if rounds.num_rounds < reached else ""
+        self._say(scheduler_pb2.JOB_STATE_RUNNING, repeats)
 
     def _unreachable_among(self, devices: Iterable[scheduler_pb2.Host]) -> list[str]:
         """Returns the ids of devices that others could not reach, once for each time. Some link of theirs may still be cut, unless

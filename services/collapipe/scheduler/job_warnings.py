@@ -77,7 +77,8 @@ class OneAnswer:
         lasts = self._in_a_row >= _SAME_ANSWERS and is_late
         if not self._in_a_row or not (lasts or is_last):
             return None
-        answer = "tags every word O" if job.task.kind == "ner" else "gives every row the same label"
+        answers = {"ner": "tags every word O", "translation": "translates every row alike"}
+        answer = answers.get(job.task.kind, "gives every row the same label")
         return JobWarning(
             code=scheduler_pb2.WARNING_CODE_ONE_CLASS,
             message=f"after {evaluation.num_rounds} rounds, the model {answer} ({evaluation.num_rows} held-out rows)",

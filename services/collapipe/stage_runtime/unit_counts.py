@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from collapipe.errors import CollapipeError, InvalidInputError
-from collapipe.evaluation import say_unknown_labels
+from collapipe.evaluation import say_long_rows, say_unknown_labels
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -77,9 +77,18 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
         places = {label: place for task in tasks for label, place in task.held_out_labels.items()}
         note = f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
         note += f", {len(labels)} labels" * bool(labels)
-        unknown = say_unknown_labels(places, labels)
-        warnings = (unknown,) if unknown else ()
-        told = {"notes": (note,), "warnings": warnings, "num_rows": num_rows}
+        long = sum(task.num_long_rows for task in tasks)
+        held_out_long = sum(task.num_long_held_out_rows for task in tasks)
+        said = (
+            say_unknown_labels(places, labels),
+            say_long_rows(
+                job.task.kind,
+                job.task.max_length,
+                (long, sum(num_rows)),
+                (held_out_long, num_held_out),
+            ),
+        )
+        told = {"notes": (note,), "warnings": tuple(filter(None, said)), "num_rows": num_rows}
         return labels, parse_vocabulary(first.vocabulary), told
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
     tokenizer = _tokenizer_without_data(job)

@@ -1,7 +1,6 @@
 """The task of answering prompts and chats. Its metric is the share of answers that are right as a whole."""
 
 import json
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +14,6 @@ from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
 from collapipe.tasks.language_task import LanguageTask
 from collapipe.tasks.task import Example, IntArray, padded, token_ids
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
     _lost: Sequence[AnswerExample] = ()
     """The held-out rows of this cluster that are too long."""
     _num_lost_read = 0
-    _has_warned = False
 
     @property
     def num_held_out_rows(self) -> int:
@@ -76,21 +72,11 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
                     f"{self._vocabulary.max_length} tokens in its prompt and its answer: raise task.max_length"
                 )
         self._accept(new, train, held_out)
+        self.num_long_rows += len(long)
         lost = self._rows.share_held_out(long_held_out, self._num_lost_read)
         self._lost = [*self._lost, *lost]
+        self.num_long_held_out_rows = len(self._lost)
         self._num_lost_read += len(long_held_out)
-        if (long or long_held_out) and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "%s: prompt and answer of %d of %d training rows, which are left out, and of %d of %d held-out rows, which count "
-                "as wrong, have more than task.max_length = %d tokens: raise task.max_length if they matter",
-                self._rows.name,
-                len(long),
-                len(new.train),
-                len(long_held_out),
-                len(new.held_out),
-                self._vocabulary.max_length,
-            )
 
     def _encode(self, rows: Sequence[Row]) -> tuple[list[AnswerExample], list[AnswerExample]]:
         """Encodes rows in their order. Returns also those that are too long."""

@@ -31,7 +31,6 @@ class EntityRecognition(RowTask[TaggedExample]):
 
     kind = "ner"
     metric = "entity_f1"
-    _effect_of_cut = " (the words that are cut off count as misses)"
 
     @property
     def labels(self) -> list[str]:

@@ -1,6 +1,5 @@
 """The base class of all tasks, which makes micro-batches of rows and computes metrics of predictions."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
 from collapipe.models import IGNORED
 from collapipe.tasks.vocabulary import Vocabulary
-
-_log = logging.getLogger(__name__)
 
 IntArray = npt.NDArray[np.integer[Any]]
 """Token ids: int32 in memory, int64 in micro-batches."""
@@ -58,6 +55,10 @@ class Task(ABC, Generic[E]):
 
     Args:
         new: What the first `rows.read()` returned.
+
+    Attributes:
+        num_long_rows: Training rows that are longer than `task.max_length`.
+        num_long_held_out_rows: Held-out rows of this cluster that are longer.
     """
 
     kind: ClassVar[str]
@@ -79,6 +80,8 @@ class Task(ABC, Generic[E]):
         self._train: list[E] = []
         self._held_out: list[E] = []
         self._num_held_out_read = 0
+        self.num_long_rows = 0
+        self.num_long_held_out_rows = 0
         self._label_ids: dict[str, int] | None = None
         self._take(new)
 
@@ -268,10 +271,6 @@ class Task(ABC, Generic[E]):
 class RowTask(Task[E]):
     """A task with one example for each row."""
 
-    _effect_of_cut: ClassVar[str] = ""
-    """What a cut row means for the metric; the warning about cut rows ends with it."""
-    _has_warned = False
-
     @abstractmethod
     def _example(self, row: Row, *encodings: Encoding) -> E:
         """Makes an example of a row and the encoding of each of its texts."""
@@ -285,33 +284,24 @@ class RowTask(Task[E]):
         return Row("the text", 1, (text,), ())
 
     def _take(self, new: NewRows) -> None:
-        train, num_cut = self._encode(new.train)
-        held_out, num_held_out_cut = self._encode(new.held_out)
+        train, cut = self._encode(new.train)
+        held_out, held_out_cut = self._encode(new.held_out)
+        self.num_long_rows += sum(cut)
+        self.num_long_held_out_rows += sum(
+            self._rows.share_held_out(held_out_cut, self._num_held_out_read)
+        )
         self._accept(new, train, held_out)
-        if (num_cut or num_held_out_cut) and not self._has_warned:
-            self._has_warned = True
-            _log.warning(
-                "%s: %d of %d training rows and %d of %d held-out rows are longer than "
-                "task.max_length = %d tokens and are cut%s: raise task.max_length if they matter",
-                self._rows.name,
-                num_cut,
-                len(train),
-                num_held_out_cut,
-                len(held_out),
-                self._vocabulary.max_length,
-                self._effect_of_cut,
-            )
 
-    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], int]:
-        """Encodes rows; also returns the number of rows that were cut."""
+    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], list[bool]]:
+        """Encodes rows; also returns whether each of them was cut."""
         examples: list[E] = []
-        num_cut = 0
+        is_cut: list[bool] = []
         texts_by_column = zip(*(row.texts for row in rows), strict=True)
         encoded = [self._vocabulary.encode(texts) for texts in texts_by_column]
         for row, *encodings in zip(rows, *encoded, strict=True):
             examples.append(self._example(row, *encodings))
-            num_cut += any(encoding.overflowing for encoding in encodings)
-        return examples, num_cut
+            is_cut.append(any(encoding.overflowing for encoding in encodings))
+        return examples, is_cut
 
 
 def token_ids(encoding: Encoding) -> IntArray:

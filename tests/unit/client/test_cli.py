@@ -246,7 +246,7 @@ def test_up_status_and_down_start_show_and_end_a_testbed(behaviours: dict[str, s
     assert again.exit_code == 0 and "up: 4 processes" in again.stdout, again.output
 
     job = ["train", "--preset", "demo", "--set", "devices_per_cluster=3"]
-    assert "the testbed has 1 clusters of 1 devices" in _RUNNER.invoke(app, job).stderr
+    assert "the testbed has 1 cluster of 1 device" in _RUNNER.invoke(app, job).stderr
     assert "leave them out" in _RUNNER.invoke(app, [*job, "--devices", "3"]).stderr
 
     down = json.loads(_RUNNER.invoke(app, ["down", "--json"]).stdout)

@@ -51,6 +51,7 @@ def test_rounds_with_gaps_are_drawn_and_told_as_far_as_they_go(tmp_path: Path) -
     slow = {"cluster": 1, "pipeline": [], "links": [], "needs_bytes": {}, "phases": phases}
     quick = {**slow, "cluster": 0, "phases": {**phases, "training": 1.0}}
     measured = {"seconds": 9.0, "clusters": [quick, slow], "queues": {"d": 0.0}, "late": [0]}
+    measured |= {"seconds_without_evaluation": 7.5, "predicted_seconds": 7.0}
     found = records({}, {**measured, "losses": [None, 2.0], "attempt": 1})
     assert parts_of(found.rounds[0]) == {}
     assert parts_of(found.rounds[1])["train"] == 5.0 and parts_of(found.rounds[1])["other"] == 1.0
@@ -61,6 +62,7 @@ def test_rounds_with_gaps_are_drawn_and_told_as_far_as_they_go(tmp_path: Path) -
     write_job_report(tmp_path / "report.html", found, plots, "")
     rows = Page(tmp_path / "report.html").tables[0]
     assert [row[0].text for row in rows[1:]] == ["1", "2 (attempt 2) (without clusters 0)"]
+    assert [cell.text for cell in rows[2][1:4]] == ["9", "7.5", "7"]
 
 
 def sampled(tmp_path: Path) -> tuple[JobRecords, Page]:
@@ -69,8 +71,9 @@ def sampled(tmp_path: Path) -> tuple[JobRecords, Page]:
     link = {"from": "a", "to": "b", "codec": "fp32", "limit_bps": 20e6}
     pipeline = [{"id": "a", "units": "embedding"}, {"id": "b", "units": "head"}]
     cluster = {"cluster": 0, "pipeline": pipeline, "links": [link], "needs_bytes": {}}
-    cluster |= {"phases": phases, "computing_seconds": {"a": 1.0}, "pushed_bytes": 2_000_000}
+    cluster |= {"phases": phases, "computing_seconds": {"a": 1.0}}
     round_ = {"every": 2, "seconds": 4.0, "energy_joules": 5.0, "clusters": [cluster]}
+    round_["pushed_bytes"] = 2_000_000
     rounds = [{**round_, "round": number, "losses": [3.0, 1.0]} for number in (1, 3, 5)]
     found = records(*rounds, committed=6, submitted=1.7e9, ended=1.7e9 + 185)
     write_job_report(tmp_path / "report.html", found, [], "")

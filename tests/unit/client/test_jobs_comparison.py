@@ -26,17 +26,20 @@ def record(
         "settings": {"name": name, "clusters": 1, "training": {"learning_rate": rate}},
     }
     pipeline = [{"id": host} for host in ("control-unit-0", "device-0-0", "edge-server")]
-    cluster = {"pipeline": pipeline, "pushed_bytes": 3_000_000, "fetched_bytes": 1_000_000}
+    cluster = {"pipeline": pipeline, "devices": ["device-0-0"]}
     rounds = [
         {
             "round": number,
             "every": 1,
             "seconds": taken,
+            "seconds_without_evaluation": taken - 1.0,
             "predicted_seconds": 1.0,
             "samples_per_second": 8.0,
             "losses": [loss + 1, None, loss - 1],
             "metrics": {"accuracy": metrics[number]} if number in metrics else {},
             "clusters": [cluster],
+            "pushed_bytes": 3_000_000,
+            "fetched_bytes": 1_000_000,
         }
         for number, (taken, loss) in enumerate(zip(seconds, losses, strict=True), start=1)
     ]
@@ -93,6 +96,7 @@ def test_command_prints_a_table_that_fits_80_columns(remote: list[str]) -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["slow-1", "fast-1"] in lines
     assert ["seconds", "of", "a", "round", "15", "5.5"] in lines
+    assert ["the", "same", "without", "evaluation", "14", "4.5"] in lines
     assert ["seconds", "of", "a", "round,", "predicted", "1", "1"] in lines
     assert ["loss", "after", "22", "s", "5", "1"] in lines
     assert ["training.learning_rate", "0.0001", "0.001"] in lines

@@ -73,7 +73,10 @@ def test_show_tells_memory_seconds_rates_and_idle_devices_in_80_columns(
     one_job.plans = [Plan(stages=stages, links=[LinkPlan(), LinkPlan()], num_micro_batches=4)]
     devices = [{"host_id": f"device-0-{k}", "memory_bytes": 9 * 10**8} for k in range(2)]
     link = {"capacity_bps": 2e7, "round_trip_seconds": 0.012}
-    computed = {"compute_seconds": 0.25, "memory_bytes": 7.1e8}
+    computed = [
+        {"host_id": stage.host_id, "compute_seconds": 0.25, "memory_bytes": 7.1e8}
+        for stage in stages
+    ]
     decision = {
         "question": {
             "problem": {
@@ -82,7 +85,7 @@ def test_show_tells_memory_seconds_rates_and_idle_devices_in_80_columns(
         },
         "prediction": {
             "full_round_seconds": 8.1,
-            "clusters": [{"stages": [computed] * 3, "links": [{"load_seconds": 0.125}] * 2}],
+            "clusters": [{"stages": computed, "links": [{"load_seconds": 0.125}] * 2}],
         },
     }
     report = StageReport(

@@ -115,7 +115,7 @@ def test_simulate_without_matplotlib_writes_rows_and_gives_the_remedy(
     _hide(monkeypatch, "matplotlib")
     result = _RUNNER.invoke(app, ["simulate", str(scenario)])
     assert result.exit_code == 0, result.output
-    assert "pip install 'collapipe[simulation]'" in result.stderr
+    assert "pip install -e '.[simulation]'" in result.stderr
     written = {path.name for path in Path("simulations/tiny").iterdir()}
     assert written == {"rounds.csv", "devices.csv", "report.html"}
     page = Page(Path("simulations/tiny/report.html"))

@@ -42,7 +42,7 @@ def test_last_round_of_the_newest_job_is_traced_and_missing_hosts_are_named(
     assert result.exit_code == 0, result.output
     assert one_job.traced == [GetTraceRequest(job_id="job-1", round_index=1)]
     assert result.stdout.splitlines() == [
-        "4 slices of 2 hosts in .collapipe/traces/job-1-round-2.pftrace",
+        ".collapipe/traces/job-1-round-2.pftrace has 4 spans of 2 hosts",
         "the clock of each host agrees with that of the scheduler within 4.2 ms",
     ]
     assert result.stderr == "not in the file: device-0-1 sends no heartbeats\n"

@@ -319,7 +319,6 @@ def _large(num_clusters: int, num_devices: int) -> tuple[JobView, dict[str, Any]
                 for one, other in pairwise(names)
             ],
             "bottleneck": "stage 2",
-            "bottleneck_share": 0.87,
             "others": [{"id": f"device-{index}-idle", "state": "idle"}],
             "more": 0,
         }
@@ -341,7 +340,7 @@ def _large(num_clusters: int, num_devices: int) -> tuple[JobView, dict[str, Any]
             "ends": {"low": 1100, "middle": 1130, "high": 1200},
             "ends_by": "the last rounds",
         },
-        "job": {"held_back": [{"cluster": 0, "by": by}]},
+        "job": {"held_back": [{"cluster": 0, "by": by, "share": 0.87}]},
         "details": details,
     }
     return _view(*events), snapshot

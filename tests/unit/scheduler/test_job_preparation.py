@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from collapipe.job import JobConfig
 from collapipe.scheduler.job_preparation import describe_data
 from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
@@ -61,3 +63,24 @@ def test_note_about_how_rows_were_read_comes_once() -> None:
         data.notes.append("a.conll: its tags are IOB1")
     notes = describe_data(job(held_out="b.jsonl"), loaded, [])
     assert notes == ["a.conll: its tags are IOB1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (
+            "classification",
+            "3 of 100 training rows and 2 of 20 held-out rows are longer than task.max_length = {} tokens and are cut: raise",
+        ),
+        ("ner", "and the words that are cut off count as misses"),
+        ("instruction", "3 of 103 training rows and 2 of 20 held-out rows are longer"),
+    ],
+)
+def test_long_rows_of_all_clusters_are_told(kind: str, said: str) -> None:
+    loaded = [answer(50, 10), answer(50, 10)]
+    loaded[0].num_long_rows, loaded[1].num_long_rows = 1, 2
+    loaded[1].num_long_held_out_rows = 2
+    asked = job(kind, held_out="b.jsonl")
+    [note] = describe_data(asked, loaded, [])
+    assert said.format(asked.task.max_length) in note
+    assert note.startswith("warning: ")

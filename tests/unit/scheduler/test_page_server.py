@@ -48,7 +48,7 @@ class Content:
     def rounds(self, job_id: str, after: int) -> dict[str, Any]:
         raise NotFoundError(f"there is no job {job_id!r}")
 
-    def round(self, job_id: str, index: int, clusters: Any) -> dict[str, Any]:
+    def round(self, job_id: str, index: int) -> dict[str, Any]:
         raise NotFoundError(f"there is no round {index + 1}")
 
     def trace(self, job_id: str, index: int, cluster: int) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def test_odd_numbers_of_rounds_are_those_of_no_round(
 
 
 def test_large_requests_are_refused(page: WebServer, cookie: str) -> None:
-    assert ask(page, "POST", "/api/session", body={"key": "k" * 2000})[0] == 409
+    assert ask(page, "POST", "/api/session", body={"key": "k" * 2000})[0] == 400
     with socket.create_connection(address(page), timeout=LIMIT_SECONDS) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 20_000)
         assert status_of(connection) == 400

@@ -1,7 +1,6 @@
 """Each cluster gets its rows of the job's data, also when rows are appended."""
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,20 +202,17 @@ def test_micro_batches_of_unequal_size_are_refused(texts: TextWriter, make_job: 
         load(make_job("classification", data)).micro_batches([0, 1, 2, 3, 4], 2)
 
 
-def test_too_long_rows_are_cut_with_one_counted_warning(
-    texts: TextWriter, make_job: JobMaker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_long_rows_are_cut_and_counted(texts: TextWriter, make_job: JobMaker) -> None:
     path = texts("a.jsonl", 8)
     append(path, "word " * 50, "warm")
-    data = {"train": path, "held_out": texts("b.jsonl", 3)}
-    job = make_job("classification", data, task={"max_length": 40})
-    with caplog.at_level(logging.WARNING):
-        task = load(job)
-        append(path, "word " * 50, "warm")
-        assert task.refresh() == 10
-    [record] = caplog.records
-    assert "1 of 9 training rows and 0 of 3 held-out rows" in record.getMessage()
-    assert "task.max_length = 40 tokens" in record.getMessage()
+    held_out = texts("b.jsonl", 3)
+    append(held_out, "word " * 50, "warm")
+    job = make_job("classification", {"train": path, "held_out": held_out}, task={"max_length": 40})
+    task = load(job)
+    assert (task.num_long_rows, task.num_long_held_out_rows) == (1, 1)
+    append(path, "word " * 50, "warm")
+    assert task.refresh() == 10
+    assert (task.num_long_rows, task.num_long_held_out_rows) == (2, 1)
     [batch] = task.micro_batches([8], 1)
     row = batch.tensors["input_ids"][0].tolist()
     assert len(row) == 40

@@ -15,6 +15,10 @@ from collapipe.scheduler.web.values import Value, mean, number, text
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
 MOST_EVENTS = 60
+_ORDINARY = ("round_started", "round_committed", "evaluation")
+"""Events of every round."""
+_MOST_ORDINARY = 20
+"""Of these, the page shows the last ones only. Otherwise they would soon hide what is rare."""
 _RECENT_ROUNDS = 8
 """The estimate of the end rests on so many rounds."""
 
@@ -109,7 +113,9 @@ class WatchedJob:
     def detail(self) -> Value:
         """Tells of the present round and of the last events."""
         rates = [progress.samples_per_second for progress in self.progress.values()]
-        told = [_event(each, self.log.began) for each in self.events]
+        ordinary = [e.number for e in self.events if e.WhichOneof("event") in _ORDINARY]
+        old = set(ordinary[:-_MOST_ORDINARY])
+        told = [_event(each, self.log.began) for each in self.events if each.number not in old]
         return {
             "round": self.started.round_started.round_index + 1 if self.started else None,
             "loss": mean(p.loss for p in self.progress.values() if p.HasField("loss")),
@@ -155,6 +161,10 @@ def status_of(document: JobDocument, queued: Sequence[str]) -> Value:
         "submitted": number(document.submitted_at, 13),
         "ended": number(document.ended_at, 13) or None,
         "stored_bytes": document.stored_bytes,
+        # The clusters of the deployment that it uses, unless they have the same numbers as its own.
+        "host_clusters": None
+        if config.host_clusters == list(range(config.clusters))
+        else config.host_clusters,
         "evaluation": None,
     }
     if evaluation is not None:
@@ -174,7 +184,6 @@ def progress_of(progress: job_pb2.RoundProgress) -> Value:
     return {
         "steps_done": progress.steps_done,
         "steps": progress.local_steps,
-        "loss": number(progress.loss) if progress.HasField("loss") else None,
         "samples_per_second": number(progress.samples_per_second, 3),
         "waiting_for": text(progress.waiting_for),
     }

@@ -13,7 +13,16 @@ from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, 
 from collapipe.scheduler.round_sum import computing_seconds, evaluation_delay
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
-from collapipe.scheduler.web.values import Value, links, mean, number, prediction_of, stages, text
+from collapipe.scheduler.web.values import (
+    Value,
+    links,
+    mean,
+    number,
+    prediction_of,
+    prediction_of_plan,
+    stages,
+    text,
+)
 from collapipe.v1 import job_pb2, plan_pb2
 
 MOST_ROUNDS = 300
@@ -37,7 +46,7 @@ class Records:
         self._channels = channels
 
     def rounds(self, job_id: str, after: int) -> Value:
-        """Returns rounds of a job that are committed or planned, from the one with this index on, and where to go on.
+        """Returns rounds of a job that are committed, from the one with this index on, and where to go on.
 
         Raises:
             CollapipeError: There is no such job, or a record is damaged.
@@ -71,10 +80,15 @@ class Records:
             rates = [mini_batch * s.local_steps / s.training_seconds for s in trained]
             summary |= {
                 "seconds": number(committed.round_seconds),
-                "evaluation_seconds": number(evaluation_delay(in_time)),
+                # No prediction counts the evaluation.
+                "seconds_without_evaluation": number(
+                    committed.round_seconds - evaluation_delay(in_time)
+                ),
                 "losses": _losses(committed.summaries, most_losses),
                 "samples_per_second": number(sum(rates), 3),
                 "late": list(committed.late_clusters)[:_MOST_CLUSTERS],
+                "pushed_bytes": sum(map(_pushed_bytes, committed.summaries)),
+                "fetched_bytes": sum(s.fetched_bytes for s in committed.summaries),
             }
             if result.evaluation is not None:
                 metrics = {result.evaluation.metric: result.evaluation.value}
@@ -82,13 +96,10 @@ class Records:
                 summary["metrics"] = {name: number(value) for name, value in metrics.items()}
         return summary
 
-    def round(
-        self, job_id: str, index: int, clusters: Sequence[int], *, explained: bool = True
-    ) -> Value:
-        """Returns who held what in a round, why, and what it was predicted to take.
+    def round(self, job_id: str, index: int, *, explained: bool = True) -> Value:
+        """Returns who held what in the first clusters in a round, why, and what it was predicted to take.
 
         Args:
-            clusters: Indices of clusters of the job. Without any, the first ones.
             explained: Whether to say why, which takes longer than the rest.
 
         Raises:
@@ -97,8 +108,7 @@ class Records:
         document = self._jobs.round(job_id, index)
         result = self._jobs.find_result(job_id, index)
         prediction = prediction_of(document)
-        chosen = clusters or range(len(document.plans))
-        listed = [one for one in chosen if 0 <= one < len(document.plans)][:_MOST_CLUSTERS]
+        listed = range(min(len(document.plans), _MOST_CLUSTERS))
         return {
             "round": index + 1,
             "attempt": document.attempt,
@@ -173,20 +183,19 @@ def _cluster(
     document: RoundDocument, result: RoundResult | None, prediction: Mapping[str, Any], index: int
 ) -> Value:
     plan = document.plans[index]
-    predicted = prediction["clusters"][index] if prediction else {}
+    predicted = prediction_of_plan(prediction, plan)
+    problems = document.decision.get("question", {}).get("problem", {}).get("clusters", ())
+    known = {d["host_id"] for d in problems[index]["devices"]} if index < len(problems) else set()
     told: Value = {
         "cluster": index,
         "pipeline": stages(plan.stages),
+        "devices": [stage.host_id for stage in plan.stages if stage.host_id in known],
         "links": links(plan),
         "micro_batches": plan.num_micro_batches,
         "upload_codec": plan.upload_codec or "fp32",
         "bottleneck": predicted.get("bottleneck"),
         "needs_bytes": {
             stage["host_id"]: number(stage["memory_bytes"]) for stage in predicted.get("stages", ())
-        },
-        "predicted": {
-            name: number(predicted.get(f"{name}_seconds"))
-            for name in ("fetch", "mini_batch", "push", "migrate")
         },
     }
     if result is not None and index < len(result.committed.summaries):
@@ -202,7 +211,10 @@ def _cluster(
                 name: number(getattr(summary, f"{name}_seconds"))
                 for name in ("configure", "evaluation", "training", "gather")
             },
-            "pushed_bytes": sum(each.bytes for each in summary.pushed),
-            "fetched_bytes": summary.fetched_bytes,
+            "pushed_bytes": _pushed_bytes(summary),
         }
     return told
+
+
+def _pushed_bytes(summary: job_pb2.RoundSummary) -> int:
+    return sum(each.bytes for each in summary.pushed)

@@ -72,7 +72,7 @@ def report(
             holders = summary.get("holders")
             index = summary["round"] - 1
             try:
-                detail = records.round(document.job_id, index, (), explained=explained)
+                detail = records.round(document.job_id, index, explained=explained)
             except NotFoundError:  # An older version has not recorded it.
                 detail = {}
             yield {**detail, **summary, "every": page["every"]}

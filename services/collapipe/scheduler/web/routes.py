@@ -18,7 +18,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from collapipe.errors import CollapipeError, NotFoundError, NotPermittedError, WrongStateError
+from collapipe.errors import (
+    CollapipeError,
+    InvalidInputError,
+    NotFoundError,
+    NotPermittedError,
+    WrongStateError,
+)
 from collapipe.scheduler.web.access import Access, Visitor
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.snapshot import Focus, Snapshots
@@ -50,6 +56,7 @@ _STATUS: dict[type[Exception], int] = {
     NotFoundError: 404,
     NotPermittedError: 403,
     WrongStateError: 409,
+    InvalidInputError: 400,
 }
 
 T = TypeVar("T")
@@ -140,7 +147,9 @@ class _Routes:
         key = (await _body(request)).get("key")
         cookie = links.exchange(key) if links is not None and isinstance(key, str) else None
         if cookie is None:
-            return _error(403, "this link was used before, or is of an earlier start")
+            return _error(
+                403, "this address was used before, or the scheduler has made another one"
+            )
         answer = Response(status_code=204)
         answer.set_cookie(_cookie_name(request), cookie, httponly=True, samesite="strict")
         return answer
@@ -188,9 +197,7 @@ class _Routes:
 
     async def round(self, request: Request) -> Response:
         self._reader(request)
-        job_id, index = _round(request)
-        clusters = sorted(_focus(request).clusters)
-        return _json(await self._run(self._records.round, job_id, index, clusters))
+        return _json(await self._run(self._records.round, *_round(request)))
 
     async def trace(self, request: Request) -> Response:
         self._reader(request)
@@ -215,7 +222,7 @@ class _Routes:
         visitor = self._access.visitor(cookie, request.state.uris, request.state.chain)
         if not visitor.may_see:
             raise NotPermittedError(
-                "open the link that `collapipe status` prints: other users of this machine reach this address, too"
+                "open the address that `collapipe status` prints: other users of this machine reach this page, too"
             )
         return visitor
 
@@ -260,7 +267,8 @@ def _error(status: int, message: str) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return _error(_STATUS.get(type(error), 500), str(error))
+    found = (status for kind, status in _STATUS.items() if isinstance(error, kind))
+    return _error(next(found, 500), str(error))
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -272,7 +280,7 @@ async def _body(request: Request) -> dict[str, Any]:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _MOST_BODY_BYTES:
-                raise WrongStateError(f"a request has more than {_MOST_BODY_BYTES} bytes")
+                raise InvalidInputError(f"a request has more than {_MOST_BODY_BYTES} bytes")
 
     try:
         await asyncio.wait_for(read(), _BODY_SECONDS)

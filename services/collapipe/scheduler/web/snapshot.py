@@ -31,8 +31,16 @@ from collapipe.scheduler.web.job_values import (
     trouble_of,
 )
 from collapipe.scheduler.web.rates import RateReader, Rates
-from collapipe.scheduler.web.values import Value, links, number, prediction_of, stages, text
-from collapipe.v1 import plan_pb2, scheduler_pb2
+from collapipe.scheduler.web.values import (
+    Value,
+    links,
+    number,
+    prediction_of,
+    prediction_of_plan,
+    stages,
+    text,
+)
+from collapipe.v1 import scheduler_pb2
 
 MOST_CLUSTERS, MOST_JOBS = 200, 50
 """How many of each a snapshot has. It says how many more there are."""
@@ -79,6 +87,7 @@ class _Base:
     of_cluster: dict[int, tuple[WatchedJob, int]]
     """The job on each cluster of the deployment that has one, and the index of the cluster in that job."""
     rates: Rates
+    jobs: list[Value]
     sections: dict[str, Value | list[Value]]
 
 
@@ -98,7 +107,7 @@ class Snapshots:
         """The document of the present round of each running job, with the round and the attempt."""
 
     def sections(self, focus: Focus) -> dict[str, Value | list[Value] | None]:
-        """Returns the sections of a snapshot by name: clusters, edge, jobs, details and job."""
+        """Returns the sections of a snapshot by name: clusters, edge, jobs, counts, details and job."""
         rates = self._rates.read()  # Only one visitor waits for its answer.
         with self._lock:
             base = self._base(rates)
@@ -112,7 +121,9 @@ class Snapshots:
             details: Value = {
                 str(index): self._details(base, index, members[index]) for index in wanted
             }
-            return {**base.sections, "details": details, "job": self._job(base, focus.job_id)}
+            jobs = [*base.jobs, *self._unlisted(base, focus.job_id)]
+            job = self._job(base, focus.job_id)
+            return {**base.sections, "jobs": jobs, "details": details, "job": job}
 
     def of_job(self, job_id: str, clusters: Sequence[int] = ()) -> Value:
         """Returns what a client shows of one job: its entry among `jobs`, the section `job`, and the section `details`.
@@ -183,21 +194,21 @@ class Snapshots:
             running,
             of_cluster,
             rates,
+            [],
             {},
         )
         listed = sorted(documents, key=rank)[:MOST_JOBS]
         clusters = self._clusters(base)
         edge = [s for s in base.statuses if s.host.role == EDGE_SERVER]
         working = [s.host.host_id for s in edge if of_cluster]
+        base.jobs = [status_of(one, queued) | self._end(running.get(one.job_id)) for one in listed]
         base.sections = {
             "clusters": clusters[:MOST_CLUSTERS],
             "edge": [_host(status, working, base.rates) for status in edge],
-            "jobs": [status_of(one, queued) | self._end(running.get(one.job_id)) for one in listed],
             "counts": {
                 "clusters": len(clusters),
                 "jobs": len(documents),
                 "devices": sum(s.host.role == DEVICE_AGENT for s in base.statuses),
-                "lost": sum(not s.alive for s in base.statuses),
             },
         }
         return base
@@ -243,7 +254,7 @@ class Snapshots:
             reports = one.progress[index].stages if index in one.progress else ()
             busy = {report.host_id: report.busy_ratio for report in reports}
             document = self._round(one)
-            predicted = _prediction(document, plan)
+            predicted = prediction_of_plan(prediction_of(document), plan)
             needs = {s["host_id"]: s["memory_bytes"] for s in predicted.get("stages", ())}
             detail["pipeline"] = [
                 {
@@ -255,7 +266,6 @@ class Snapshots:
             ]
             detail["links"] = [_with_rates(link, base.rates) for link in links(plan)]
             detail["bottleneck"] = predicted.get("bottleneck")
-            detail["bottleneck_share"] = _busy_share(predicted, plan.num_micro_batches)
         others = [s for s in members if s.host.host_id not in used]
         # Hosts with a problem first: they must not be among those that are left out.
         others.sort(key=lambda s: (s.alive and not s.suspicion, s.host.role != CONTROL_UNIT))
@@ -278,6 +288,13 @@ class Snapshots:
                 return None  # The next attempt has begun, and its event comes at once.
             self._rounds[job_id] = wanted, document
         return self._rounds[job_id][1]
+
+    def _unlisted(self, base: _Base, job_id: str) -> list[Value]:
+        """Returns the status of a chosen job that is too old to be listed."""
+        if not job_id or any(each["id"] == job_id for each in base.jobs):
+            return []
+        found = next((one for one in self._jobs.all() if one.job_id == job_id), None)
+        return [status_of(found, ())] if found is not None else []
 
     def _end(self, one: WatchedJob | None) -> Value:
         if one is None or one.started is None:
@@ -304,26 +321,21 @@ class Snapshots:
 
     def _held_back(self, one: WatchedJob) -> list[Value]:
         """Names the clusters that need the most time for the round, the slowest first, and what limits each of them."""
-        document = self._round(one)
+        prediction = prediction_of(self._round(one))
         host_clusters = config_of(one.document).host_clusters
-        predicted = [(_prediction(document, one.plan(i)), i) for i in range(len(host_clusters))]
+        predicted = [
+            (prediction_of_plan(prediction, one.plan(i)), i) for i in range(len(host_clusters))
+        ]
         predicted = [each for each in predicted if each[0]]
         predicted.sort(key=lambda each: -each[0]["round_seconds"])
         return [
             {
                 "cluster": host_clusters[i],
                 "by": say_bottleneck(each["bottleneck"], each["bottleneck_seconds"], one.plan(i)),
+                "share": _busy_share(each, one.plan(i).num_micro_batches),
             }
             for each, i in predicted[:_MOST_HELD_BACK]
         ]
-
-
-def _prediction(document: RoundDocument | None, plan: plan_pb2.Plan) -> dict[str, Any]:
-    """Returns the prediction of a plan. A cluster that keeps its result keeps its plan, too, and the decision has another one."""
-    clusters, index = prediction_of(document).get("clusters", ()), plan.cluster_index
-    found: dict[str, Any] = clusters[index] if index < len(clusters) else {}
-    hosts = [stage["host_id"] for stage in found.get("stages", ())]
-    return found if hosts == [stage.host_id for stage in plan.stages] else {}
 
 
 def _busy_share(predicted: Mapping[str, Any], num_micro_batches: int) -> float | None:
@@ -355,7 +367,7 @@ def _host(
         busy: What control units report of the busy share of hosts, by id.
     """
     if status is None:
-        return {"role": "device", "state": "lost"}
+        return {"state": "lost"}
     host = status.host
     share = rates.busy.get(host.host_id, busy.get(host.host_id))
     told: Value = {

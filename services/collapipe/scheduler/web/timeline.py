@@ -8,7 +8,7 @@ from collapipe.scheduler.web.values import Value, number, text
 from collapipe.v1 import scheduler_pb2
 
 KINDS = ("forward", "backward", "update", "weights", "average, commit", "activations")
-"""The kinds of bars, in the order of a legend. Those after `update` are not computed for the pipeline."""
+"""The kinds of bars, in the order of a legend. Those after `update` move or average data, and compute nothing for the pipeline."""
 
 MOST_BARS = 1200
 _WEIGHTS = ("push", "fetch", "send")

@@ -1,7 +1,7 @@
 """Values as the page gets them: short, and numbers that JSON has."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from collapipe.codec_numbers import CODEC_NAMES
@@ -38,6 +38,17 @@ def prediction_of(document: RoundDocument | None) -> dict[str, Any]:
     return {} if decision.get("guessed") else decision.get("prediction", {})
 
 
+def prediction_of_plan(prediction: Mapping[str, Any], plan: plan_pb2.Plan) -> dict[str, Any]:
+    """Returns the part of a prediction that is about a plan.
+
+    It is empty for a cluster that kept the result of an earlier attempt: it keeps its plan, too, and the decision has another one.
+    """
+    clusters, index = prediction.get("clusters", ()), plan.cluster_index
+    found: dict[str, Any] = clusters[index] if index < len(clusters) else {}
+    hosts = [stage["host_id"] for stage in found.get("stages", ())]
+    return found if hosts == [stage.host_id for stage in plan.stages] else {}
+
+
 def stages(listed: Sequence[plan_pb2.Stage]) -> list[Value]:
     """Describes the stages of a pipeline, in its order."""
     num_units = max((stage.stop_unit for stage in listed), default=0)
@@ -45,7 +56,6 @@ def stages(listed: Sequence[plan_pb2.Stage]) -> list[Value]:
         {
             "id": stage.host_id,
             "units": unit_words(stage.start_unit, stage.stop_unit, num_units),
-            "blocks": stage.stop_unit - stage.start_unit,
         }
         for stage in listed
     ]

@@ -7,8 +7,15 @@ export class Refused extends Error {
   }
 }
 
+let ahead = 0; // Seconds by which the clock of the scheduler is ahead of that of the browser.
+
+// The time of the scheduler, in Unix seconds.
+export const now = () => Date.now() / 1000 + ahead;
+
 async function ask(path, options) {
   const answer = await fetch(path, { credentials: "same-origin", ...options });
+  const off = Date.parse(answer.headers.get("Date")) / 1000 - Date.now() / 1000;
+  ahead = Math.abs(off) > 3 ? off : 0; // The header has whole seconds. NaN counts as 0.
   if (!answer.ok) {
     const { error } = await answer.json().catch(() => ({}));
     throw new Refused(answer.status, error ?? `the scheduler answered ${answer.status}`);
@@ -27,13 +34,15 @@ export function follow(query, onChange, onConnection) {
     isOver = false;
   const open = async () => {
     try {
-      onChange(await get(`/api/state?${query}`));
+      const state = await get(`/api/state?${query}`);
+      if (isOver) return;
+      onChange(state);
     } catch (error) {
+      if (isOver) return;
       onConnection(error instanceof Refused ? error : null);
       if (!(error instanceof Refused && error.status === 403)) later();
       return;
     }
-    if (isOver) return;
     source = new EventSource(`/api/stream?${query}`);
     source.onopen = () => onConnection(true);
     source.onmessage = (message) => onChange(JSON.parse(message.data));

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const drawn = new WeakMap();
+const drawn = new Map();
 
 const sizes = new ResizeObserver((entries) => {
   for (const { target } of entries) drawn.get(target)?.plot.setSize({ width: target.clientWidth, height: 220 });
@@ -21,6 +21,16 @@ export const chart = (key, title, summary) =>
     h("div", { class: "chart-area", "data-own": "", "data-key": key, id: `chart-${key}` }),
   );
 
+// Forgets the charts that are not shown any more.
+export function forgetHidden() {
+  for (const [element, { plot }] of drawn) {
+    if (element.isConnected) continue;
+    plot.destroy();
+    sizes.unobserve(element);
+    drawn.delete(element);
+  }
+}
+
 // Draws data [x, y...] with series [label, colour, {points}] into a chart that is shown. It keeps the plot while its series stay the same.
 export function drawInto(key, { unit, series, data, fromZero = false }) {
   const element = document.getElementById(`chart-${key}`);
@@ -28,6 +38,7 @@ export function drawInto(key, { unit, series, data, fromZero = false }) {
   const before = drawn.get(element),
     names = JSON.stringify([unit, series]);
   if (before && before.names === names) {
+    if (JSON.stringify(before.chart.data) === JSON.stringify(data)) return; // What a person has enlarged stays so.
     before.chart.data = data;
     before.plot.setData(data);
   } else draw(element, { unit, series, data, fromZero }, names);

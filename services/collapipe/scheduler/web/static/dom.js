@@ -54,9 +54,10 @@ function morph(old, node) {
     return;
   }
   for (const { name } of [...old.attributes]) {
-    if (!node.hasAttribute(name) && name !== "style" && !(name === "open")) old.removeAttribute(name);
+    if (!node.hasAttribute(name) && name !== "style" && name !== "open") old.removeAttribute(name);
   }
-  for (const { name, value } of node.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  // Whoever opens or closes a fold decides from then on.
+  for (const { name, value } of node.attributes) if (name !== "open" && old.getAttribute(name) !== value) old.setAttribute(name, value);
   for (const name of Object.keys(old.handlers ?? {})) old[name] = null;
   Object.assign(old, node.handlers);
   old.handlers = node.handlers;

@@ -24,6 +24,10 @@ export function duration(seconds) {
 }
 
 export const ago = (unixSeconds, now) => `${duration(Math.max(0, Math.round(now - unixSeconds)))} ago`;
-export const clock = (unixSeconds) => new Date(1000 * unixSeconds).toLocaleTimeString("en-GB");
+export const clock = (unixSeconds) => {
+  const moment = new Date(1000 * unixSeconds);
+  const isToday = moment.toDateString() === new Date().toDateString();
+  return isToday ? moment.toLocaleTimeString("en-GB") : day(unixSeconds);
+};
 export const day = (unixSeconds) =>
   new Date(1000 * unixSeconds).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });

@@ -1,11 +1,12 @@
 // The page: what is chosen, what the scheduler tells, and which view shows it.
 
-import { follow, get, post } from "./api.js";
+import { follow, get, now, post } from "./api.js";
+import { forgetHidden } from "./charts.js";
 import { h, show } from "./dom.js";
 import { eventsTab, jobsTab } from "./jobs.js";
 import { nowTab } from "./now.js";
 import { curves, drawCurves, hasEnded, problems, summary } from "./progress.js";
-import { forget, roundsTab } from "./rounds.js";
+import { forget, roundsTab, stopReplay } from "./rounds.js";
 
 const TABS = [
   ["now", "Now"],
@@ -21,6 +22,7 @@ let route = readRoute();
 let sections = {};
 let history = { job: "", every: 1, next: 0, rounds: [], isLoading: false };
 let refusal = "",
+  keyRefusal = "",
   silentSince = 0,
   stopFollowing = () => {},
   isDue = false,
@@ -39,6 +41,7 @@ function readRoute() {
 
 // Changes what is chosen. The address has it, so that it can be bookmarked.
 function choose(changes) {
+  if ("tab" in changes || "job" in changes) stopReplay();
   route = { ...route, ...changes };
   const parts = Object.entries({ ...route, clusters: route.clusters.join(",") }).filter(([, value]) => value);
   window.history.replaceState(null, "", `#${new URLSearchParams(parts)}`);
@@ -56,12 +59,13 @@ function listen() {
     (changed) => {
       sections = { ...sections, ...changed };
       refusal = "";
+      silentSince = 0;
       loadRounds();
       again();
     },
     (state) => {
       element("connection").className = state === true ? "on" : "off";
-      element("connection").textContent = state === true ? "live" : state ? "not connected" : "connection lost, trying again …";
+      element("connection").textContent = state === true ? "live" : state ? state.message : "connection lost, trying again …";
       silentSince = state === null ? silentSince || Date.now() : 0;
       if (state instanceof Error && state.status === 403) refusal = state.message;
       again();
@@ -75,7 +79,7 @@ const chosenJob = () => (sections.jobs ?? []).find((job) => job.id === (sections
 async function loadRounds() {
   const job = chosenJob();
   if (!job || history.isLoading) return;
-  if (history.job !== job.id || job.committed < history.next - history.every) {
+  if (history.job !== job.id || job.committed <= history.next - history.every) {
     history = { job: job.id, every: 1, next: 0, rounds: [], isLoading: false };
     forget();
   }
@@ -125,11 +129,11 @@ function render() {
       {},
       "The scheduler does not answer. On a testbed, type ",
       h("code", {}, "collapipe up"),
-      " in its folder, and open the link that it prints. In a deployment, start the scheduler again.",
+      " in its folder, and open the address that it prints. In a deployment, start the scheduler again.",
     );
   if (!sections.jobs) return show(element("problems"), silence);
   const rounds = history.job === job?.id ? history.rounds : [];
-  const view = { job, rounds, sections, route, choose, again, now: Date.now() / 1000 };
+  const view = { job, rounds, sections, route, choose, again, now: now() };
   document.title = job ? `${job.name}: ${job.state} – CollaPipe` : "CollaPipe";
   element("chooser").hidden = !job;
   show(
@@ -176,6 +180,7 @@ function render() {
   };
   element("content").className = route.tab;
   show(element("content"), h("div", { class: "view", "data-key": route.tab }, views[route.tab](view)));
+  forgetHidden();
   if (route.tab === "curves" && rounds.length) drawCurves(view);
 }
 
@@ -187,14 +192,14 @@ function renderLocked() {
     h(
       "section",
       { class: "card" },
-      h("h2", {}, "This page needs its link"),
-      h("p", {}, refusal),
+      h("h2", {}, "This page needs its key"),
+      h("p", {}, keyRefusal || refusal),
       h(
         "p",
         {},
         "Type ",
         h("code", {}, "collapipe status"),
-        " in the folder where the testbed was started, and open the link that it prints. Each link works once.",
+        " in the folder where the testbed was started, and open the address that it prints. Each address works once.",
       ),
     ),
   );
@@ -209,14 +214,23 @@ function moveTab(event) {
   requestAnimationFrame(() => requestAnimationFrame(() => element(`tab-${next}`).focus()));
 }
 
-async function start() {
+// Exchanges the key in the address, if it has one, for a cookie.
+async function useKey() {
   const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (key) {
-    window.history.replaceState(null, "", location.pathname);
-    await post("/api/session", { key }).catch((error) => console.warn(error.message));
-  }
+  if (!key) return;
+  window.history.replaceState(null, "", location.pathname);
+  await post("/api/session", { key }).catch((error) => (keyRefusal = `${error.message}.`));
+  followed = "";
+}
+
+async function start() {
+  await useKey();
   element("job").onchange = (event) => choose({ job: event.target.value, round: 0 });
-  window.addEventListener("hashchange", () => choose(readRoute()));
+  window.addEventListener("hashchange", () => useKey().then(() => choose(readRoute())));
+  document.querySelector(".skip").onclick = (event) => {
+    event.preventDefault(); // The address has what is chosen.
+    element("content").focus();
+  };
   setInterval(again, 1000); // Times left go down.
   listen();
 }

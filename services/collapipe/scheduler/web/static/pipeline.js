@@ -4,7 +4,6 @@ import { h, svg } from "./dom.js";
 import { ago, bytes, isNumber, percent, plural, rate } from "./format.js";
 
 const ROLES = { "control unit": "has the data", device: "device", "edge server": "averages the clusters" };
-const STATES = { lost: "lost", suspected: "suspected, and left out for a while", idle: "idle", working: "" };
 
 const bar = (share, kind) =>
   svg(
@@ -17,9 +16,10 @@ const bar = (share, kind) =>
 export const progressBar = (share) => bar(share, "progress");
 
 export function hostBox(host, { isBottleneck = false, now = 0 } = {}) {
-  const memory = host.memory_bytes ?? host.needs_bytes,
-    isLost = host.state === "lost";
-  const limit = host.limit_bytes;
+  const isLost = host.state === "lost";
+  // A limit is for what the plan needs. A process takes more, for its code.
+  const isLimited = host.limit_bytes && isNumber(host.needs_bytes);
+  const [memory, limit] = isLimited ? [host.needs_bytes, host.limit_bytes] : [host.memory_bytes, null];
   return h(
     "li",
     { class: `host ${host.state ?? "working"} ${isBottleneck && !isLost ? "bottleneck" : ""}`, "data-key": host.id },
@@ -36,7 +36,7 @@ export function hostBox(host, { isBottleneck = false, now = 0 } = {}) {
       ),
     isBottleneck && !isLost && h("div", { class: "badge" }, "holds its cluster back"),
     isLost && h("div", { class: "badge" }, host.last_seen ? `lost: last heartbeat ${ago(host.last_seen, now)}` : "lost: not registered"),
-    host.state === "suspected" && h("div", { class: "badge", title: host.suspicion }, STATES.suspected),
+    host.state === "suspected" && h("div", { class: "badge", title: host.suspicion }, "suspected, and left out for a while"),
   );
 }
 
@@ -130,18 +130,13 @@ export function clusterCard(summary, detail, jobName, now, onClose) {
   );
 }
 
-const SQUARES = [
-  ["lost", "lost"],
-  ["suspected", "suspected"],
-  ["working", "working"],
-  ["idle", "idle"],
-];
+const STATES = ["lost", "suspected", "working", "idle"];
 
 // Many clusters: one small tile for each, with a square for each host.
 export function clusterTile(summary, { isOpen, isSlowest, onToggle }) {
-  const squares = SQUARES.flatMap(([state]) => Array(Math.min(summary[state], 60)).fill(state));
-  const words = SQUARES.filter(([state]) => summary[state])
-    .map(([state, word]) => `${summary[state]} ${word}`)
+  const squares = STATES.flatMap((state) => Array(Math.min(summary[state], 60)).fill(state));
+  const words = STATES.filter((state) => summary[state])
+    .map((state) => `${summary[state]} ${state}`)
     .join(", ");
   const share = summary.steps ? summary.steps_done / summary.steps : 0;
   return h(

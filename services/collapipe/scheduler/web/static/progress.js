@@ -2,7 +2,7 @@
 
 import { chart, drawInto } from "./charts.js";
 import { h, svg } from "./dom.js";
-import { clock, duration, isNumber, plural, short } from "./format.js";
+import { clock, duration, isNumber, percent, plural, short } from "./format.js";
 import { progressBar } from "./pipeline.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
@@ -29,9 +29,6 @@ export function timeLeft(job, now) {
 // All losses as [position in rounds, loss].
 export const losses = (rounds) =>
   rounds.flatMap(({ round, losses = [] }) => losses.map((loss, index) => [round - 1 + (index + 1) / losses.length, loss]));
-
-// What a round took without its evaluation, which no prediction counts.
-export const secondsWithoutEvaluation = ({ seconds, evaluation_seconds: evaluation }) => (isNumber(seconds) ? seconds - (evaluation ?? 0) : null);
 
 function sparkline(points) {
   const values = points.map(([, loss]) => loss).filter(isNumber);
@@ -70,7 +67,7 @@ export function summary({ job, rounds, sections, now }) {
       "Progress",
       number ? `round ${number} of ${job.rounds.toLocaleString("en")}` : job.state,
       `${job.state === "running" || hasEnded(job) ? "" : `${job.state}, `}${timeLeft(job, now)}`,
-      progressBar(hasEnded(job) ? job.committed / job.rounds : (job.done ?? 0)),
+      progressBar(hasEnded(job) ? job.committed / job.rounds : (job.done ?? job.committed / job.rounds)),
     ),
     tile(
       "loss",
@@ -98,7 +95,10 @@ export function summary({ job, rounds, sections, now }) {
 
 // What a job would have to speed up. A lost host comes before what the plan expects.
 function heldBack(lost, clusters) {
-  const words = clusters.map(({ cluster, by }) => [cluster, ...by.split(": ")]);
+  const words = clusters.map(({ cluster, by, share }) => {
+    const [part, seconds] = by.split(": ");
+    return [cluster, part, isNumber(share) ? `${seconds}, busy ${percent(share)} of a step` : seconds];
+  });
   if (lost) return tile("limit", "Held back by", lost.id, "is lost, and its cluster needs it", null, "limit");
   if (!words.length) return null;
   const [[cluster, part, seconds], other] = words;
@@ -128,17 +128,16 @@ export function problems({ job, sections }) {
     if (host.state === "suspected")
       found.push({ id: host.id, text: `${host.id} is suspected, and left out for a while: ${host.suspicion}` });
   }
-  const unnamed = (sections.clusters ?? []).filter((cluster) => (cluster.lost || cluster.suspected) && !sections.details?.[cluster.index]);
-  if (unnamed.length) {
-    const lost = unnamed.reduce((sum, cluster) => sum + cluster.lost, 0),
-      some = unnamed
-        .slice(0, 6)
-        .map((cluster) => cluster.index)
-        .join(", ");
-    if (lost)
-      found.push({
-        text: `${plural(lost, "host")} of ${plural(unnamed.length, "cluster")} (${some}${unnamed.length > 6 ? ", …" : ""}) sent no heartbeat for 10 s.`,
-      });
+  for (const [state, words] of [
+    ["lost", "sent no heartbeat for 10 s"],
+    ["suspected", "could not be reached by others, and are left out for a while"],
+  ]) {
+    const unnamed = (sections.clusters ?? []).filter((cluster) => cluster[state] && !sections.details?.[cluster.index]);
+    if (!unnamed.length) continue;
+    const count = unnamed.reduce((sum, cluster) => sum + cluster[state], 0);
+    const some = unnamed.slice(0, 6).map((cluster) => cluster.index);
+    const more = unnamed.length > 6 ? ", …" : "";
+    found.push({ text: `${plural(count, "host")} of ${plural(unnamed.length, "cluster")} (${some.join(", ")}${more}) ${words}.` });
   }
   if (!job) return found;
   const detail = sections.job?.id === job.id ? sections.job : null;
@@ -163,7 +162,7 @@ export const curves = ({ rounds, job }) =>
     : [
         chart("loss", "Loss", "of each step, mean over the clusters"),
         rounds.some((round) => round.metrics) &&
-          chart("metric", Object.keys(rounds.find((round) => round.metrics).metrics)[0], "on held-out rows, after each round"),
+          chart("metric", Object.keys(rounds.find((round) => round.metrics).metrics)[0], "on held-out rows, after each round that measured it"),
         chart("speed", "Speed", "rows that all clusters trained in a second"),
         chart("time", "Time of a round", "without its evaluation, as the scheduler predicted it, and as it was"),
         rounds.some((round) => Object.keys(round.queues ?? {}).length) &&
@@ -195,12 +194,12 @@ export function drawCurves({ rounds }) {
       ["took", "--busy", { points: rounds.length < 40 }],
       ["predicted", "--bottleneck"],
     ],
-    data: [x, of(secondsWithoutEvaluation), of((round) => round.predicted_seconds)],
+    data: [x, of((round) => round.seconds_without_evaluation), of((round) => round.predicted_seconds)],
   });
-  const queues = [...new Set(rounds.flatMap((round) => Object.keys(round.queues ?? {})))].slice(0, 8);
+  const queues = [...new Set(rounds.flatMap((round) => Object.keys(round.queues ?? {})))].slice(0, 7);
   drawInto("queues", {
     unit: "round budgets",
-    series: queues.map((id, index) => [id, [...hues, "--lost", "--text", "--line", "--memory"][index]]),
+    series: queues.map((id, index) => [id, [...hues, "--lost", "--text", "--memory"][index]]),
     data: [x, ...queues.map((id) => of((round) => round.queues?.[id]))],
   });
 }

@@ -4,9 +4,9 @@ import { get } from "./api.js";
 import { h, svg } from "./dom.js";
 import { bytes, duration, isNumber, percent, plural, short } from "./format.js";
 import { pipeline } from "./pipeline.js";
-import { secondsWithoutEvaluation } from "./progress.js";
 
 const STEP_SECONDS = 1.2;
+const ERROR_SECONDS = 5;
 const PHASES = [
   ["configure", "fetch weights"],
   ["evaluation", "evaluate"],
@@ -16,7 +16,7 @@ const PHASES = [
 const details = new Map();
 let playing = 0;
 
-// Fetches a round, and calls `again` when it has come. Keeps the last hundred.
+// Fetches a round, and calls `again` when it has come. Keeps the last hundred, and an error for some seconds.
 function load(key, path, again) {
   if (!details.has(key)) {
     if (details.size >= 100) details.delete(details.keys().next().value);
@@ -24,7 +24,13 @@ function load(key, path, again) {
     get(path)
       .then(
         (content) => details.set(key, content),
-        (error) => details.set(key, { error: error.message }),
+        (error) => {
+          details.set(key, { error: error.message });
+          setTimeout(() => {
+            details.delete(key);
+            again();
+          }, 1000 * ERROR_SECONDS);
+        },
       )
       .finally(again);
   }
@@ -32,6 +38,11 @@ function load(key, path, again) {
 }
 
 export const forget = () => details.clear();
+
+export function stopReplay() {
+  clearInterval(playing);
+  playing = 0;
+}
 
 export function roundsTab({ job, rounds, route, choose, again }) {
   if (rounds.length === 0) return h("p", { class: "quiet" }, "Rounds appear here when they are committed.");
@@ -41,16 +52,19 @@ export function roundsTab({ job, rounds, route, choose, again }) {
       rounds.findIndex((round) => round.round >= number),
     ),
     shown = rounds[at];
-  const go = (position) => choose({ round: rounds[Math.min(Math.max(position, 0), rounds.length - 1)].round });
+  const show = (position) => choose({ round: rounds[Math.min(Math.max(position, 0), rounds.length - 1)].round });
   const stop = () => {
-    clearInterval(playing);
-    playing = 0;
+    stopReplay();
     again();
+  };
+  const go = (position) => {
+    stopReplay();
+    show(position);
   };
   const play = () => {
     let position = at === rounds.length - 1 ? 0 : at + 1;
-    go(position);
-    playing = setInterval(() => ((position += 1) < rounds.length ? go(position) : stop()), 1000 * STEP_SECONDS);
+    show(position);
+    playing = setInterval(() => ((position += 1) < rounds.length ? show(position) : stop()), 1000 * STEP_SECONDS);
     again();
   };
   const path = `/api/jobs/${encodeURIComponent(job.id)}/rounds/${shown.round}`;
@@ -83,7 +97,7 @@ export function roundsTab({ job, rounds, route, choose, again }) {
       h("summary", {}, "Why the scheduler decided so"),
       h("pre", { class: "why", tabindex: "0" }, (detail.why ?? []).join("\n")),
     ),
-    history(rounds, shown, choose),
+    history(rounds, shown, go),
   ];
 }
 
@@ -95,7 +109,7 @@ const said = (round, detail) => [
     isNumber(round.seconds)
       ? [
           h("b", {}, `took ${duration(round.seconds)}`),
-          round.evaluation_seconds > 0 && `, ${duration(secondsWithoutEvaluation(round))} without the evaluation`,
+          round.seconds_without_evaluation < round.seconds && `, ${duration(round.seconds_without_evaluation)} without the evaluation`,
           isNumber(round.predicted_seconds) && `, predicted ${duration(round.predicted_seconds)} (${against(round)})`,
         ]
       : "no result was recorded",
@@ -109,12 +123,12 @@ const said = (round, detail) => [
 ];
 
 function against(round) {
-  const share = secondsWithoutEvaluation(round) / round.predicted_seconds - 1;
+  const share = round.seconds_without_evaluation / round.predicted_seconds - 1;
   return Math.abs(share) < 0.05 ? "as predicted" : `${percent(Math.abs(share))} ${share > 0 ? "longer" : "shorter"}`;
 }
 
 function clusterRound(cluster, { job, shown, path, again }) {
-  const key = `trace ${job.id} ${shown.round} ${cluster.cluster}`,
+  const key = `trace ${job.id} ${shown.round} ${shown.seconds} ${cluster.cluster}`,
     trace = details.get(key);
   const hosts = cluster.pipeline.map((stage) => ({ ...stage, state: "working", busy: cluster.busy?.[stage.id] }));
   return h(
@@ -123,7 +137,7 @@ function clusterRound(cluster, { job, shown, path, again }) {
     h(
       "header",
       {},
-      h("h3", {}, `Cluster ${cluster.cluster}`),
+      h("h3", {}, `Cluster ${cluster.cluster}${job.host_clusters ? ` of the job, which is cluster ${job.host_clusters[cluster.cluster]} here` : ""}`),
       h(
         "span",
         { class: "quiet" },
@@ -232,7 +246,7 @@ function gantt(trace) {
 }
 
 // The plan of each round beside that of the round before.
-function history(rounds, shown, choose) {
+function history(rounds, shown, go) {
   return h(
     "details",
     { class: "card", "data-key": "history", open: true },
@@ -256,9 +270,9 @@ function history(rounds, shown, choose) {
           "tbody",
           {},
           rounds
-            .map((round, index) => [round, changes(rounds[index - 1], round)])
+            .map((round, index) => [round, index, changes(rounds[index - 1], round)])
             .reverse()
-            .map(([round, changed]) =>
+            .map(([round, index, changed]) =>
               h(
                 "tr",
                 { class: round === shown ? "chosen" : "", "data-key": round.round },
@@ -267,11 +281,11 @@ function history(rounds, shown, choose) {
                   { scope: "row" },
                   h(
                     "button",
-                    { onclick: () => choose({ round: round.round }), "aria-label": `Show round ${round.round}` },
+                    { onclick: () => go(index), "aria-label": `Show round ${round.round}` },
                     String(round.round),
                   ),
                 ),
-                h("td", { "data-label": "Took" }, isNumber(round.seconds) ? duration(secondsWithoutEvaluation(round)) : "–"),
+                h("td", { "data-label": "Took" }, isNumber(round.seconds) ? duration(round.seconds_without_evaluation) : "–"),
                 h("td", { "data-label": "Predicted" }, isNumber(round.predicted_seconds) ? duration(round.predicted_seconds) : "–"),
                 h("td", { "data-label": "Loss" }, isNumber(round.losses?.at(-1)) ? short(round.losses.at(-1)) : "–"),
                 h("td", { "data-label": "Plan", class: "wide" }, changed),
