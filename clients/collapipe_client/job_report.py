@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collapipe_client import report_page as page
-from collapipe_client.quantities import say_duration
+from collapipe_client.quantities import say_duration, say_mbit
 
 if TYPE_CHECKING:  # It needs matplotlib, which may be missing.
     from collapipe_client.plot_files import Plot
@@ -233,7 +233,7 @@ def _plan(rounds: Sequence[Mapping[str, Any]]) -> Iterator[page.Html]:
             if link:
                 limit = link["limit_bps"]
                 words = f"{link['codec']} to {link['to']}"
-                words += f", at most {limit / 1e6:.3g} Mbit/s" if limit else ""
+                words += f", at most {say_mbit(limit)} Mbit/s" if limit else ""
             busy = cluster.get("busy", {}).get(name)
             rows.append(
                 [

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from collapipe_client.quantities import say_duration
+from collapipe_client.quantities import say_duration, say_mbit
 from collapipe_client.trouble import say_trouble
 from collapipe_client.view_state import (
     PREPARATION,
@@ -311,11 +311,11 @@ def _say_link(link: Mapping[str, Any], width: int) -> str:
     rates = [link.get("forward_bps"), link.get("backward_bps")]
     if not any(rates):
         return ""
-    forward, backward = (f"{(rate or 0.0) / 1e6:.3g}" for rate in rates)
+    forward, backward = (say_mbit(rate or 0.0) for rate in rates)
     if width < _WIDE:
         return f"->{forward} <-{backward} Mbit/s"
     limit = link.get("limit_bps")
-    return f"-> {forward} <- {backward} Mbit/s" + (f" of {limit / 1e6:.3g}" if limit else "")
+    return f"-> {forward} <- {backward} Mbit/s" + (f" of {say_mbit(limit)}" if limit else "")
 
 
 def _names(ids: Sequence[str]) -> str:

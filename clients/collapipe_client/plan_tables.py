@@ -10,6 +10,7 @@ from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.scheduler_pb2 import ExplainDecisionResponse, RoundCommitted
 from collapipe.v1.tensor_pb2 import CODEC_FP32
+from collapipe_client.quantities import say_mbit
 from collapipe_client.view_state import stage_views
 
 _UNMEASURED_BPS = 1e12
@@ -51,7 +52,7 @@ class LinkRow:
     def words(self) -> str:
         """Describes it in one line."""
         known = (
-            "rate not measured" if self.rate_bps is None else f"{self.rate_bps / 1e6:.3g} Mbit/s"
+            "rate not measured" if self.rate_bps is None else f"{say_mbit(self.rate_bps)} Mbit/s"
         )
         trip, busy = self.round_trip_seconds, self.busy_seconds
         told = [
@@ -184,7 +185,7 @@ def link_limits(link: LinkPlan) -> list[str]:
     """Tells what a plan allows a link to use, and its codec if that is lossy."""
     limits = []
     if link.rate_limit_bps:
-        limits.append(f"{link.rate_limit_bps / 1e6:.3g} Mbit/s")
+        limits.append(f"{say_mbit(link.rate_limit_bps)} Mbit/s")
     if link.bandwidth_hz:
         limits.append(f"{link.bandwidth_hz / 1e6:.3g} MHz")
     if link.transmit_power_watts:

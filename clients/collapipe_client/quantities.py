@@ -55,6 +55,11 @@ def say_rate(rate_bps: float | None) -> str:
     return f"{rate_bps / _RATES[unit]:g}{unit}"
 
 
+def say_mbit(rate_bps: float) -> str:
+    """Writes a rate in Mbit/s with three digits, without its unit."""
+    return f"{float(f'{rate_bps / 1e6:.3g}'):g}"
+
+
 def say_seconds(seconds: float) -> str:
     """Writes a time; "" for 0."""
     return f"{1e3 * seconds:g}ms" if seconds else ""

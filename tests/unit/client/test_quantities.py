@@ -7,6 +7,7 @@ from collapipe_client.quantities import (
     read_ratio,
     read_seconds,
     say_duration,
+    say_mbit,
 )
 
 
@@ -46,3 +47,10 @@ def test_quantity_with_an_unknown_unit_names_the_units() -> None:
 )
 def test_durations_have_as_many_units_as_they_need(seconds: float, words: str) -> None:
     assert say_duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("bps", "said"), [(12.34e6, "12.3"), (1e9, "1000"), (4e3, "0.004"), (0.0, "0")]
+)
+def test_rates_in_mbit_have_three_digits_and_no_exponent(bps: float, said: str) -> None:
+    assert say_mbit(bps) == said

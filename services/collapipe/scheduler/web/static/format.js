@@ -15,11 +15,12 @@ export const isNumber = (value) => typeof value === "number" && Number.isFinite(
 
 export function duration(seconds) {
   if (seconds < 10) return `${short(seconds)} s`;
-  const whole = Math.round(seconds);
-  if (whole < 90) return `${whole} s`;
-  const minutes = Math.round(whole / 60);
-  if (minutes < 90) return `${minutes} min`;
-  const hours = Math.floor(minutes / 60);
+  const whole = Math.round(seconds),
+    minutes = Math.floor(whole / 60),
+    hours = Math.floor(minutes / 60);
+  if (whole < 60) return `${whole} s`;
+  if (minutes < 10) return `${minutes} min ${whole % 60} s`;
+  if (hours < 1) return `${minutes} min`;
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
 }
 
