@@ -41,7 +41,7 @@ from collapipe_client.job_files import (
     read_job,
     with_local_paths,
 )
-from collapipe_client.jobs_commands import JobArgument, jobs_app
+from collapipe_client.jobs_commands import JobArgument, Yes, jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import Display, make_display
 from collapipe_client.local_testbed import LocalTestbed
@@ -61,11 +61,11 @@ from collapipe_client.shape_command import testbed_app
 from collapipe_client.simulate_command import simulate
 from collapipe_client.targets_command import targets
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, Device
+from collapipe_client.testbed_processes import DEFAULT_DEVICES, EDGE_SERVER, Device
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, say_evaluation
-from collapipe_client.workspace import DEFAULT_ROOT, Workspace
+from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 if os.environ.get("COLUMNS") == "0":
     del os.environ["COLUMNS"]  # A table of this width would have no characters.
@@ -202,7 +202,13 @@ def watch(
                 display.note(
                     f"no job runs or waits: this is the last one, {status.name} ({status.job_id})"
                 )
-            follow_job(client, status.job_id, display)
+            try:
+                follow_job(client, status.job_id, display)
+            except KeyboardInterrupt:
+                display.note(
+                    f"the job goes on: `collapipe jobs cancel {status.job_id}` would end it"
+                )
+                raise
         if display.view.state != "succeeded":
             raise typer.Exit(FAILED)
 
@@ -219,17 +225,27 @@ def rollback(
             help="Number of committed rounds to go back to. 0 is the initial model.",
         ),
     ],
+    yes: Yes = False,
+    *,
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Go back to an earlier commit of a job that is over.
+    """Go back to an earlier commit of a job that is over. The later ones are deleted.
 
     The last `training.keep_commits` commits and the restore point are kept. `collapipe train JOB.toml --resume` goes on from
     there. At the restore point it repeats the later rounds with the same result. Elsewhere the optimizer states begin anew.
     """
     with exit_codes(as_json):
         with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
-            answer = client.rollback(client.find_job(job).job_id, num_rounds)
+            found = client.find_job(job)
+            if not yes and num_rounds < found.num_rounds_committed:
+                typer.confirm(
+                    f"Go back from {found.num_rounds_committed} to {num_rounds} committed rounds of {found.job_id}, and delete "
+                    "what was trained since?",
+                    abort=True,
+                    err=True,
+                )
+            answer = client.rollback(found.job_id, num_rounds)
         status = answer.job
         if as_json:
             print_json(
@@ -243,7 +259,7 @@ def rollback(
             states = "begin anew" if answer.begins_anew else "are kept"
             say(
                 f"job {status.name} ({status.job_id}) is back at {status.num_rounds_committed} committed rounds; its "
-                f"optimizer states {states}. `collapipe train JOB.toml --resume` goes on from there"
+                f"optimizer states {states}. Its `collapipe train` command with --resume goes on from there"
             )
 
 
@@ -404,6 +420,7 @@ def _site(
     _check_is_up(job, endpoint, options)
     if endpoint.testbed is not None:
         clusters = [[Device(*device) for device in cluster] for cluster in endpoint.testbed.shape]
+        _check_alive(job, endpoint.testbed)
         file = Workspace(workspace).emulation_file
         emulation = Emulation.read(file) if file.exists() else None
         return site_here(job, clusters, emulation, is_up=True)
@@ -416,6 +433,19 @@ def _site(
             "more, or change `clusters`, `use_clusters` and `devices_per_cluster` of the job with --set"
         )
     return site_elsewhere(job, memory)
+
+
+def _check_alive(job: JobConfig, testbed: WorkspaceRecord) -> None:
+    """Refuses a job that would wait for processes of the testbed that have ended."""
+    ended = [process.name for process in testbed.processes if not process.alive]
+    for index, cluster in enumerate(job.host_clusters):
+        dead = [name for name in ended if name.startswith(f"device-{cluster}-")]
+        spare = len(testbed.shape[cluster]) - (job.num_devices(index) or 1)
+        lacking = dead if len(dead) > spare else []
+        if lacking := lacking + [n for n in ended if n in (f"control-unit-{cluster}", EDGE_SERVER)]:
+            raise InvalidInputError(
+                f"the job would wait for {', '.join(lacking)}, whose process has ended: `collapipe up` starts it again"
+            )
 
 
 def _check_fits(job: JobConfig, counts: list[int]) -> None:

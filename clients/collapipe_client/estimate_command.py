@@ -89,7 +89,8 @@ def ask(request: dict[str, Any]) -> dict[str, Any]:
         env=child_environment(),
     )
     if done.returncode == 2:
-        raise InvalidInputError(done.stderr.strip())
+        # Lines of a log may stand before the error.
+        raise InvalidInputError(done.stderr.strip().rpartition("\n")[2])
     if done.returncode:
         raise CollapipeError(
             f"the estimate failed; it needs the packages of 'collapipe[control,scheduler]': {done.stderr.strip()}"

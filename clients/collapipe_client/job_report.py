@@ -303,7 +303,8 @@ def _costs(records: JobRecords, sampled: str) -> Iterator[page.Html]:
 
     yield page.facts(
         [
-            ("time of all rounds", say(took, 1.0, "s")),
+            # What was trained in vain is not recorded.
+            ("time of all rounds, repeated ones once", say(took, 1.0, "s")),
             ("weights pushed", say(pushed, 1e-6, "MB")),
             ("weights fetched", say(fetched, 1e-6, "MB")),
             ("predicted energy", say(joules, 1.0, "J") if joules else ""),
@@ -327,7 +328,8 @@ def _events(job: Mapping[str, Any]) -> page.Html:
         words = "No events are stored: an older version ran this job, or its scheduler was killed."
         return page.tag("p", words, kind="quiet")
     rows = [[_moment(each["at"]), each["text"]] for each in job["events"]]
-    return page.table(["time", "event"], rows)
+    words = "The last events. Of ordinary rounds and evaluations, only the last ones are kept."
+    return page.table(["time", "event"], rows, words)
 
 
 def _settings(job: Mapping[str, Any]) -> page.Html:

@@ -1,5 +1,6 @@
 """`collapipe jobs`: lists, compares, cancels and deletes jobs."""
 
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,9 @@ JobArguments = Annotated[
 ]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+_MESSAGE_CHARACTERS = 80
 
 
 @contextmanager
@@ -200,7 +204,9 @@ def job_table(jobs: Iterable[JobStatus]) -> Table:
         if job.HasField("submitted_at"):
             age = say_age(time.time() - job.submitted_at.ToMilliseconds() / 1000)
         disk = f"{job.stored_bytes / 1e6:,.1f} MB" if job.stored_bytes else ""
-        table.add_row(job.job_id, job.name, state, rounds, age, disk, job.message)
+        # `collapipe jobs show` has the whole message.
+        message = textwrap.shorten(job.message, _MESSAGE_CHARACTERS, placeholder=" ...")
+        table.add_row(job.job_id, job.name, state, rounds, age, disk, message)
     return table
 
 

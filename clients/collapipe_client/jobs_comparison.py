@@ -83,6 +83,9 @@ def compare_jobs(parts_of_jobs: Iterable[Iterable[dict[str, Any]]]) -> dict[str,
     """Compares jobs, given what `CollaPipeClient.records` yields of each."""
     records = [_Record(parts) for parts in parts_of_jobs]
     settings = [_flat(record.job["settings"]) for record in records]
+    for each, record in zip(settings, records, strict=True):
+        if isinstance(count := each.get("devices_per_cluster"), int):
+            each["devices_per_cluster"] = [count] * record.job["settings"]["clusters"]
     keys = dict.fromkeys(key for each in settings for key in each if key != "name")
     values = {key: [each.get(key) for each in settings] for key in keys}
     most = min(record.job["committed"] for record in records)

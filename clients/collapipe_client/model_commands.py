@@ -1,7 +1,8 @@
 """The commands that use a trained model: `collapipe predict` and `collapipe evaluate`."""
 
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,8 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.view_state import say_evaluation
+
+_MOST_NAMED = 8
 
 
 @takes_option_groups
@@ -74,25 +77,34 @@ def predict(
 
             given = read_texts(data, column)
         else:
-            given = texts or [line for line in map(str.strip, sys.stdin) if line]
-        if not given:
+            given = texts or [line.strip() for line in sys.stdin]
+        # An empty row has an empty answer, so that answers are as many as rows.
+        rows = [row for row, text in enumerate(given) if text or texts]
+        if not rows:
             raise InvalidInputError(
                 f'no text was given: collapipe predict {job} "a text", or lines on standard input'
             )
         with client_for_model(endpoint_options, job, as_json) as client:
             pieces = client.predict(
                 job,
-                given,
+                [given[row] for row in rows],
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
                 top_k=top_k,
                 seed=seed,
                 waiting=_teller(as_json),
             )
+            if empty := sorted({*range(len(given))} - {*rows}):
+                complain(
+                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {', '.join(str(row + 1) for row in empty[:_MOST_NAMED])}"
+                    + ", ..." * (len(empty) > _MOST_NAMED)
+                )
+            blank = (AnswerPiece(text_index=row, is_last=True) for row in empty)
+            answers = itertools.chain(blank, _of_rows(pieces, rows))
             if as_json:
-                _print_documents(given, pieces)
+                _print_documents(given, answers)
             else:
-                _print_answers(pieces)
+                _print_answers(answers)
 
 
 @takes_option_groups
@@ -152,6 +164,13 @@ def _teller(as_json: bool) -> Callable[[str], None]:
     return tell
 
 
+def _of_rows(pieces: Iterable[AnswerPiece], rows: Sequence[int]) -> Iterator[AnswerPiece]:
+    """Numbers pieces by the rows of their texts."""
+    for piece in pieces:
+        piece.text_index = rows[piece.text_index]
+        yield piece
+
+
 def _print_answers(pieces: Iterator[AnswerPiece]) -> None:
     """Prints the answers in the order of the texts. The next one is printed while it is generated."""
     kept: dict[int, list[AnswerPiece]] = {}
@@ -178,6 +197,7 @@ def _print_documents(texts: list[str], pieces: Iterator[AnswerPiece]) -> None:
             print_json(
                 {
                     "event": "answer",
+                    "row": piece.text_index + 1,
                     "text": texts[piece.text_index],
                     "answer": answer.text,
                     "tokens": list(answer.tokens),

@@ -34,9 +34,20 @@ plan_app = typer.Typer(no_args_is_help=True, help="Show, explain and replay the 
 
 _BEFORE_UNIT = r"(?<=\d) (?=(?:m?s|MB|[GMk]?bit/s|MHz)\b)"
 
+
+def _read_round(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise typer.BadParameter(
+            f"{text!r} is not the number of a round: give one from 1, and name a job with --job"
+        )
+    return int(text)
+
+
 RoundNumber = Annotated[
     int | None,
-    typer.Argument(metavar="[ROUND]", min=1, help="From 1. Default: the last committed round."),
+    typer.Argument(
+        metavar="[ROUND]", parser=_read_round, help="From 1. Default: the last committed round."
+    ),
 ]
 JobOption = Annotated[
     str | None,

@@ -127,6 +127,7 @@ class RoundRecord:
             report.host_id: (report.times.forward_seconds + report.times.backward_seconds) / steps
             for report in reports
         }
+        has_stash = self.problem.get("model", {}).get("block_stash_bytes", 0) > 0
         devices = problem.get("devices", ())
         ends = (problem.get("control_unit"), problem.get("edge_server"))
         allowed = {
@@ -145,7 +146,8 @@ class RoundRecord:
                     view.units,
                     stage.in_flight,
                     stage.recompute,
-                    expected.get("memory_bytes"),
+                    # Without a measured stash, it would be the memory without activations.
+                    expected.get("memory_bytes") if has_stash else None,
                     allowed.get(view.host_id),
                     None if computes is None else num_parts * computes,
                     measured.get(view.host_id),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from collapipe.errors import InvalidInputError
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs
 from collapipe_client.jobs_commands import JobArgument
@@ -27,6 +28,9 @@ def report(
         typer.Argument(metavar="[FILE]", help="Default: ./collapipe-JOB-report.html."),
     ] = None,
     *,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a FILE that was given and exists.")
+    ] = False,
     endpoint_options: EndpointOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -38,6 +42,10 @@ def report(
     from collapipe_client.job_report import JobRecords, write_job_report
 
     with exit_codes(as_json), termination_as_interrupt():
+        if file is not None and file.exists() and not overwrite:
+            raise InvalidInputError(
+                f"{file} exists: give another file, or --overwrite to replace it"
+            )
         with client_for_past_jobs(endpoint_options, as_json) as client:
             first, *rounds = client.records(client.find_job(job).job_id)
         records = JobRecords(first, rounds)

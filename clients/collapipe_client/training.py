@@ -150,7 +150,12 @@ def how_to_load(task: str, directory: Path, *, is_adapter: bool = False) -> str:
 def how_to_resume(view: JobView, command: str) -> str:
     """Says how many rounds are committed, and which commands continue the job or start it again."""
     if not view.num_rounds_committed:
-        return f"no round was committed: remove the cause, and start again with:\n  {command}"
+        remedy = (
+            "start again with"
+            if view.state == "cancelled"
+            else "remove the cause, and start again with"
+        )
+        return f"no round was committed: {remedy}:\n  {command}"
     return (
         f"{view.num_rounds_committed} of {view.num_rounds} rounds are committed; continue with:\n"
         f"  {command}"

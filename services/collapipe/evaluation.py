@@ -77,6 +77,14 @@ def _is_one_answer(kind: str, sums: Sums) -> bool:
     return int(sums[ROWS]) * int(sums[LABEL_SQUARES]) == int(sums[LABELS]) ** 2
 
 
+def first_places(places: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns the first place of each label, given labels with places "FILE:LINE"; each cluster knows those of its own rows."""
+    first: dict[str, str] = {}
+    for label, place in sorted(places, key=lambda each: int(each[1].rpartition(":")[2] or 0)):
+        first.setdefault(label, place)
+    return first
+
+
 def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
     """Names the labels of held-out rows that no training row has; "" if there are none.
 

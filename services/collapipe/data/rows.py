@@ -202,6 +202,8 @@ def check_text(text: str, what: str, place: str, *, may_be_blank: bool = False) 
 
 def _text(record: Mapping[str, Any], column: str, place: str, *, may_be_blank: bool = False) -> str:
     value, what = record[column], f"column {column!r}"
+    if value is None:
+        value = ""
     if not isinstance(value, str):
         raise InvalidInputError(
             f"{place}: {what} is {value!r:.80}, of type {type(value).__name__}: it must be a string"

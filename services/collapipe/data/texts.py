@@ -8,7 +8,7 @@ from collapipe.job import DataConfig
 
 
 def read_texts(path: Path, column: str) -> list[str]:
-    """Reads the texts of a column, or the lines of a .txt file, or the sentences of a .conll file. Blank ones are left out.
+    """Reads the texts of a column, or the lines of a .txt file, or the sentences of a .conll file. Blank ones are "".
 
     Raises:
         InvalidInputError: The file cannot be read, a row is wrong, or there is no text.
@@ -27,4 +27,4 @@ def read_texts(path: Path, column: str) -> list[str]:
         raise InvalidInputError(str(error).replace("data.text_column", "--column")) from None
     if not any(texts):
         raise InvalidInputError(f"{path} has no text: put at least 1 in it")
-    return [text for text in texts if text]
+    return texts

@@ -32,7 +32,7 @@ from collapipe.scheduler.host_registry import (
     ClusterHosts,
     JobHosts,
 )
-from collapipe.scheduler.job_warnings import few_rows, long_warm_up
+from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
 from collapipe.unit_costs import ModelCosts, UnitCost, activation_bytes
@@ -68,7 +68,8 @@ class Estimator:
         problem = self._problem(request)
         costs = self._model_costs(job)
         notes = costs.notes
-        warnings = (long_warm_up(job), few_rows(job, costs.num_rows) if costs.num_rows else None)
+        few = few_rows(job, costs.num_rows) if costs.num_rows else None
+        warnings = long_warm_up(job), random_base(job), few
         asked, given = job.num_devices(0), len(request.devices)
         if asked is not None and asked != given:
             notes += (

@@ -95,7 +95,7 @@ def _sum_lines(
             f"the round took {abs(missing):.{digits}f} s {'more' if missing > 0 else 'less'} than predicted"
             + late
         )
-        if max(missing, -missing) > _FAR_OFF * whole.measured:
+        if abs(missing - evaluation) > _FAR_OFF * (whole.measured - evaluation):
             yield "the prediction is far off, so take the seconds below as rough"
     if whole.measured is None:
         yield "not measured: the round is not committed yet"
@@ -143,7 +143,7 @@ def _against_equal_segments(decision: RoundDecision) -> str:
         equal = equal_plan(decision)
     except InfeasibleError as error:
         return f"equal segments do not fit: {error}"
-    if [plan.segments for plan in equal] == [plan.segments for plan in decision.plans]:
+    if _sizes(equal) == _sizes(decision.plans):
         reason = (
             ", as this strategy always plans"
             if strategy == "pipeline"
@@ -159,6 +159,11 @@ def _against_equal_segments(decision: RoundDecision) -> str:
         f"equal segments would take {say_seconds(seconds)} a round, and this plan takes {say_seconds(now)} (moves of units left out); what would "
         f"limit them is {limit}"
     )
+
+
+def _sizes(plans: Iterable[ClusterPlan]) -> list[dict[str, int]]:
+    """Returns the number of blocks of each host, cluster by cluster. The order of the hosts does not matter."""
+    return [{host: each.num_blocks for host, each in plan.segments.items()} for plan in plans]
 
 
 def _advice_lines(decision: RoundDecision) -> Iterator[str]:

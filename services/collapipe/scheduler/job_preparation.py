@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
-from collapipe.evaluation import say_long_rows, say_some, say_unknown_labels
+from collapipe.evaluation import first_places, say_long_rows, say_some, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls, told_by
@@ -196,17 +196,21 @@ def describe_data(
         loaded: The answer of each cluster.
         labels: The labels of the job.
     """
-    places = {each.label: each.place for data in reversed(loaded) for each in data.held_out_labels}
+    places = first_places(
+        (each.label, each.place) for data in loaded for each in data.held_out_labels
+    )
     notes = list(dict.fromkeys(note[:_MOST_CHARACTERS] for data in loaded for note in data.notes))
     num_train = sum(data.num_rows for data in loaded)
     num_held_out = sum(data.num_held_out_rows for data in loaded)
     if job.data.held_out is None:
         known, measured = _classes(job, labels), _classes(job, places)
         missing = sorted(known - measured)
+        most = job.data.max_held_out_rows
+        limit = f", and data.max_held_out_rows allows {most}" if num_held_out == most else ""
         rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
         notes.append(
             f"data.held_out is not set: {num_held_out} of {num_held_out + num_train} rows are held out to measure the model (the hash of a text chooses "
-            f"about {HELD_OUT_SHARE:.0%}){rest if missing else ''}"
+            f"about {HELD_OUT_SHARE:.0%}{limit}){rest if missing else ''}"
         )
     warnings = (
         say_unknown_labels(places, labels),

@@ -36,7 +36,7 @@ from collapipe.scheduler.host_registry import (
 from collapipe.scheduler.job_preparation import JobPreparation
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
-from collapipe.scheduler.job_warnings import few_rows, long_warm_up, slow_emulation
+from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
@@ -237,7 +237,7 @@ class JobRunner:
                 raise failure
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
-                f"attempt {self._progress.document.attempt + 1} failed, and the next one begins in {wait:g} s: {self._failure}",
+                f"attempt {self._progress.document.attempt + 1} failed, and the next one begins {f'in {wait:g} s' if wait else 'at once'}: {self._failure}",
             )
             self._calls.sleep(wait)
 
@@ -250,6 +250,7 @@ class JobRunner:
         if not self._used:
             self._use(hosts)
         self._progress.warn(long_warm_up(self._job))
+        self._progress.warn(random_base(self._job))
         prepared = self._preparation.prepare(hosts)
         self._progress.warn(few_rows(self._job, prepared.num_rows))
         self._close_planner()

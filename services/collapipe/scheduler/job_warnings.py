@@ -45,6 +45,17 @@ def long_warm_up(job: JobConfig) -> JobWarning | None:
     )
 
 
+def random_base(job: JobConfig) -> JobWarning | None:
+    """Warns if LoRA freezes weights that nobody has trained."""
+    if job.model.lora is None or job.model.pretrained:
+        return None
+    return JobWarning(
+        code=scheduler_pb2.WARNING_CODE_RANDOM_BASE,
+        message="model.lora trains an adapter of weights that are random, and stay as they are",
+        advice="set model.pretrained to a trained model, or remove model.lora to train all weights",
+    )
+
+
 def few_rows(job: JobConfig, num_rows: Sequence[int]) -> JobWarning | None:
     """Warns if a cluster sees its rows several times in a round.
 

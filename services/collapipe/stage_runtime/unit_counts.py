@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from collapipe.errors import CollapipeError, InvalidInputError
-from collapipe.evaluation import say_long_rows, say_unknown_labels
+from collapipe.evaluation import first_places, say_long_rows, say_unknown_labels
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -74,7 +74,7 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
         tasks = (first, *others)
         num_rows = tuple(task.num_rows for task in tasks)
         num_held_out = sum(task.num_held_out_rows for task in tasks)
-        places = {label: place for task in tasks for label, place in task.held_out_labels.items()}
+        places = first_places(each for task in tasks for each in task.held_out_labels.items())
         note = f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
         note += f", {len(labels)} labels" * bool(labels)
         long = sum(task.num_long_rows for task in tasks)

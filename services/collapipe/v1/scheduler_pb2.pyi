@@ -58,6 +58,7 @@ class WarningCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WARNING_CODE_FLAT_LOSS: _ClassVar[WarningCode]
     WARNING_CODE_WAITING_DEVICE: _ClassVar[WarningCode]
     WARNING_CODE_SLOW_EMULATION: _ClassVar[WarningCode]
+    WARNING_CODE_RANDOM_BASE: _ClassVar[WarningCode]
 HOST_ROLE_UNSPECIFIED: HostRole
 HOST_ROLE_DEVICE_AGENT: HostRole
 HOST_ROLE_CONTROL_UNIT: HostRole
@@ -89,6 +90,7 @@ WARNING_CODE_ONE_CLASS: WarningCode
 WARNING_CODE_FLAT_LOSS: WarningCode
 WARNING_CODE_WAITING_DEVICE: WarningCode
 WARNING_CODE_SLOW_EMULATION: WarningCode
+WARNING_CODE_RANDOM_BASE: WarningCode
 
 class Host(_message.Message):
     __slots__ = ("host_id", "role", "address", "cluster_index", "incarnation", "memory_bytes", "speed", "metrics_address", "energy_budget_joules", "busy_watts", "max_transmit_watts", "idle_watts")

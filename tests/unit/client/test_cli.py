@@ -141,13 +141,17 @@ def test_rollback_says_what_becomes_of_the_optimizer_states(
     fake: FakeServices, begins_anew: bool
 ) -> None:
     fake.jobs, fake.begins_anew = [JobStatus(job_id="job-1", name="demo")], begins_anew
-    result = _RUNNER.invoke(app, ["rollback", "demo", "2", *_remote(fake)])
+    fake.jobs[0].num_rounds_committed = 5
+    refused = _RUNNER.invoke(app, ["rollback", "demo", "2", *_remote(fake)], input="n\n")
+    assert refused.exit_code == 1 and not fake.rolled_back
+    assert "from 5 to 2 committed rounds of job-1" in refused.stderr
+    result = _RUNNER.invoke(app, ["rollback", "demo", "2", "--yes", *_remote(fake)])
     assert result.exit_code == 0, result.output
     (request,) = fake.rolled_back
     assert (request.job_id, request.num_rounds) == ("job-1", 2)
     assert "is back at 2 committed rounds" in result.stdout
     assert f"optimizer states {'begin anew' if begins_anew else 'are kept'}" in result.stdout
-    result = _RUNNER.invoke(app, ["rollback", "demo", "0", "--json", *_remote(fake)])
+    result = _RUNNER.invoke(app, ["rollback", "demo", "0", "--yes", "--json", *_remote(fake)])
     assert json.loads(result.stdout) == {
         "job_id": "job-1",
         "num_rounds_committed": 0,

@@ -51,12 +51,19 @@ def test_lines_of_standard_input_are_texts_and_json_has_the_tokens(
     two_answers: FakeServices,
 ) -> None:
     result = run(two_answers, "predict", "demo", "--json", typed="one\n\n two \n")
-    waiting, *answers = [json.loads(line) for line in result.stdout.splitlines()]
-    assert waiting == {"event": "waiting", "for": "job j to end"}
-    assert [(a["text"], a["answer"], a["tokens"]) for a in answers] == [
-        ("two", "xy", [7, 8]),
-        ("one", "ab", [5, 6, 9]),
+    told = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {"event": "waiting", "for": "job j to end"} in told
+    answers = [each for each in told if each["event"] == "answer"]
+    assert [(a["row"], a["text"], a["answer"], a["tokens"]) for a in answers] == [
+        (2, "", "", []),  # An empty row has an empty answer.
+        (3, "two", "xy", [7, 8]),
+        (1, "one", "ab", [5, 6, 9]),
     ]
+    [use] = two_answers.uses
+    assert list(use.use.prediction.texts) == ["one", "two"]
+    result = run(two_answers, "predict", "demo", typed="one\n\ntwo\n")
+    assert result.stdout == "ab\n\nxy\n"
+    assert "1 of 3 rows are empty, and have empty answers: row 2\n" in result.stderr
 
 
 def test_many_texts_become_several_uses(
@@ -116,7 +123,8 @@ def test_rows_of_a_file_are_texts_and_need_no_labels(
 ) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     result = run(two_answers, "predict", "demo", "--data", str(tmp_path / name), *options)
-    assert result.stdout == "ab\nxy\n", result.output
+    empty = "\n" * (name == "rows.txt")
+    assert result.stdout == f"ab\n{empty}xy\n", result.output
     [start] = two_answers.uses
     assert list(start.use.prediction.texts) == ["one, or", "two"]
 

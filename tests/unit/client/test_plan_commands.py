@@ -80,7 +80,8 @@ def test_show_tells_memory_seconds_rates_and_idle_devices_in_80_columns(
     decision = {
         "question": {
             "problem": {
-                "clusters": [{"devices": devices, "links": {"control-unit-0>device-0-0": link}}]
+                "model": {"block_stash_bytes": 1e6},
+                "clusters": [{"devices": devices, "links": {"control-unit-0>device-0-0": link}}],
             }
         },
         "prediction": {

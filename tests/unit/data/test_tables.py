@@ -81,7 +81,7 @@ def test_saved_folder_with_splits_names_them(tmp_path: Path) -> None:
     [
         ({"text": "x", "label": -1}, r":1: column 'label' has -1, .* classes 0 to 1: remove"),
         ({"text": "x", "label": None}, r":1: column 'label' has None"),
-        ({"text": None, "label": 1}, r":1: column 'text' is None, of type NoneType"),
+        ({"text": None, "label": 1}, r":1: column 'text' is empty: remove the row"),
     ],
 )
 def test_wrong_row_is_refused_with_its_number(

@@ -222,6 +222,19 @@ def test_advice_begins_with_the_best_and_leaves_out_what_saves_little() -> None:
     assert advice[-1] >= 0.03 * lasting(decision.prediction)
 
 
+@pytest.mark.parametrize(("evaluation", "is_far"), [(0.0, True), (2.0, False)])
+def test_prediction_is_compared_with_the_round_without_its_evaluation(
+    evaluation: float, is_far: bool
+) -> None:
+    decision = decided()
+    predicted = decision.prediction.full_round_seconds
+    summary = RoundSummary(
+        training_seconds=predicted, evaluation_seconds=evaluation * predicted, local_steps=5
+    )
+    committed = RoundCommitted(round_seconds=3 * predicted, summaries=[summary])
+    assert any("far off" in line for line in explain(decision, committed)) == is_far
+
+
 def test_explanation_compares_with_equal_segments() -> None:
     decision = decided("proportional", (10.0, 10.0, 40.0))
     equal = lasting(decide_round(decision.question.problem, "pipeline").prediction)

@@ -17,6 +17,7 @@ from collapipe.scheduler.job_warnings import (
     WaitingDevices,
     few_rows,
     long_warm_up,
+    random_base,
     slow_emulation,
 )
 from collapipe.telemetry.sources import Series
@@ -43,6 +44,17 @@ def test_short_training_with_the_preset_of_ner_has_a_short_warm_up() -> None:
     short = load_preset("ner", ["training.rounds=2", "training.local_steps=12"])
     assert short.training.num_warm_up_steps(short.total_steps) == 2
     assert long_warm_up(short) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "warns"),
+    [([], False), (["model.lora.r=4"], False), (["model.lora.r=4", "model.pretrained="], True)],
+)
+def test_adapter_of_random_weights(settings: list[str], warns: bool) -> None:
+    warning = random_base(load_preset("classification", settings))
+    assert (warning is not None) == warns
+    if warning is not None:
+        assert "are random" in warning.message and "model.pretrained" in warning.advice
 
 
 def test_cluster_with_fewer_rows_than_a_round_takes() -> None:

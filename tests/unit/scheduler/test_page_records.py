@@ -43,7 +43,10 @@ def commit(store: JobStore, document: JobDocument, index: int, *losses: float) -
         local_steps=len(losses),
         gather_seconds=0.5,
     )
-    summary.stages.add(host_id="device-0", busy_ratio=0.75)
+    # The last step was busier than the others.
+    stage = summary.stages.add(host_id="device-0", busy_ratio=0.9)
+    stage.times.forward_seconds, stage.times.backward_seconds = 1.0, 2.0
+    stage.times.total_seconds = 4.0
     committed = RoundCommitted(
         num_rounds=index + 1,
         round_seconds=6.0,

@@ -14,7 +14,14 @@ from reference.tiny_jobs import write_rows
 from seqeval.metrics import f1_score
 from torch import Tensor
 
-from collapipe.evaluation import LABEL_SQUARES, LABELS, ROWS, add_sums, compute_metrics
+from collapipe.evaluation import (
+    LABEL_SQUARES,
+    LABELS,
+    ROWS,
+    add_sums,
+    compute_metrics,
+    first_places,
+)
 from collapipe.job import JobConfig
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.tasks import MicroBatch, Task, load_task
@@ -227,3 +234,8 @@ def test_cluster_that_fails_after_it_has_counted_stays_in_the_evaluation() -> No
     assert evaluations.add(0, EvaluationSums(), 1) is None
     found = evaluations.add(1, EvaluationSums(), 1)
     assert found is not None and (found.num_rows, found.value) == (4, 0.75)
+
+
+def test_first_place_of_a_label_is_that_of_the_smallest_line() -> None:
+    places = [("wet", "b.csv:12"), ("dry", "b.csv:3"), ("wet", "b.csv:9")]
+    assert first_places(places) == {"dry": "b.csv:3", "wet": "b.csv:9"}

@@ -200,11 +200,17 @@ def _cluster(
     }
     if result is not None and index < len(result.committed.summaries):
         summary = result.committed.summaries[index]
-        busy = {stage.host_id: number(stage.busy_ratio, 2) for stage in summary.stages}
+        computing = computing_seconds(summary)
+        # The busy ratio of a report is that of its last step.
+        busy = {
+            stage.host_id: number(computing[stage.host_id] / stage.times.total_seconds, 2)
+            for stage in summary.stages
+            if stage.times.total_seconds
+        }
         told |= {
             "busy": busy,
             "computing_seconds": {
-                host_id: number(seconds) for host_id, seconds in computing_seconds(summary).items()
+                host_id: number(seconds) for host_id, seconds in computing.items()
             },
             "steps": summary.local_steps,
             "phases": {

@@ -87,7 +87,7 @@ async function cancel(job) {
 export function eventList({ sections }, most) {
   const listed = (sections.job?.events ?? []).slice(-most).reverse();
   if (!listed.length)
-    return h("p", { class: "quiet" }, "No events since the scheduler started. collapipe jobs report has those of an ended job.");
+    return h("p", { class: "quiet" }, "The scheduler has no events of this job any more. `collapipe jobs report` has those of an ended job.");
   const kind = (event) => (BAD.includes(event.kind) ? "bad" : GOOD.includes(event.kind) ? "good" : "");
   return h(
     "ol",

@@ -155,14 +155,15 @@ function addTrouble(found, line) {
   else found.push({ text: line, id });
 }
 
+const metrics = (rounds) => Object.keys(rounds.find((round) => round.metrics)?.metrics ?? {}).slice(0, 4);
+
 // The tab with the curves of a job.
 export const curves = ({ rounds, job }) =>
   rounds.length === 0
     ? h("p", { class: "quiet" }, "Curves appear when the first round is committed.")
     : [
         chart("loss", "Loss", "of each step, mean over the clusters"),
-        rounds.some((round) => round.metrics) &&
-          chart("metric", Object.keys(rounds.find((round) => round.metrics).metrics)[0], "on held-out rows, after each round that measured it"),
+        metrics(rounds).map((name) => chart(`metric-${name}`, name, "on held-out rows, after each round that measured it")),
         chart("speed", "Speed", "rows that all clusters trained in a second"),
         chart("time", "Time of a round", "without its evaluation, as the scheduler predicted it, and as it was"),
         rounds.some((round) => Object.keys(round.queues ?? {}).length) &&
@@ -174,13 +175,13 @@ export function drawCurves({ rounds }) {
     x = rounds.map((round) => round.round),
     of = (read) => rounds.map((round) => read(round) ?? null);
   drawInto("loss", { unit: "loss", series: [["loss", "--busy"]], data: [points.map(([at]) => at), points.map(([, loss]) => loss)] });
-  const names = Object.keys(rounds.find((round) => round.metrics)?.metrics ?? {});
   const hues = ["--busy", "--good", "--bottleneck", "--quiet"];
-  drawInto("metric", {
-    unit: names[0] ?? "",
-    series: names.slice(0, 4).map((name, index) => [name, hues[index], { points: true }]),
-    data: [x, ...names.slice(0, 4).map((name) => of((round) => round.metrics?.[name]))],
-  });
+  for (const name of metrics(rounds))
+    drawInto(`metric-${name}`, {
+      unit: name,
+      series: [[name, "--busy", { points: true }]],
+      data: [x, of((round) => round.metrics?.[name])],
+    });
   drawInto("speed", {
     unit: "samples/s",
     fromZero: true,

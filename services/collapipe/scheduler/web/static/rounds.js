@@ -95,11 +95,24 @@ export function roundsTab({ job, rounds, route, choose, again }) {
       "details",
       { class: "card", "data-key": "why", open: true },
       h("summary", {}, "Why the scheduler decided so"),
-      h("pre", { class: "why", tabindex: "0" }, (detail.why ?? []).join("\n")),
+      sections(detail.why ?? []).map((lines) =>
+        h("pre", { class: lines.some((line) => isSum(line)) ? "why sum" : "why", tabindex: "0" }, lines.join("\n")),
+      ),
     ),
     history(rounds, shown, go),
   ];
 }
+
+// Lines under a heading are indented. A line with columns has many spaces within.
+const isSum = (line) => / {6,}\S/.test(line.trim());
+const sections = (lines) => {
+  const parts = [];
+  for (const line of lines) {
+    if (!line.startsWith(" ") || parts.length === 0) parts.push([]);
+    parts.at(-1).push(line);
+  }
+  return parts;
+};
 
 const said = (round, detail) => [
   detail.error && h("p", { class: "waits" }, detail.error),
