@@ -70,11 +70,11 @@ def test_evaluation_gives_the_metric_of_any_other_placement(
     cluster.run_round(PLANS[plan], evaluate=True)
     cluster.run_round(PLANS[plan], evaluate=True, train=False)
     cluster.start("control-unit-0")
-    cluster.prepare()
+    cluster.prepare()  # The restore point is the initial model.
     cluster.run_round(SPREAD, evaluate=True, train=False)
-    first, second, elsewhere = cluster.evaluations
-    assert (first["rows"], second["rows"]) == (4, 4)
-    assert second == elsewhere
+    initial, trained, elsewhere = cluster.evaluations
+    assert initial["rows"] == 4
+    assert elsewhere == initial != trained
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -130,7 +130,7 @@ def test_damaged_file_and_missing_library_are_named(
         with pytest.raises(CorruptDataError, match="unit 1 cannot load its frozen weights.*shape"):
             loaded(adapter, 1, state, tmp_path)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(InvalidInputError, match=r"pip install 'collapipe\[quantisation\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install -e '\.\[quantisation\]'"):
         adapter.build_unit(1)
 
 

@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.evaluation import make_evaluation
 from collapipe.job import JobConfig
 from collapipe.models import adapter_class
 from collapipe.tasks import Task, load_task
@@ -168,3 +169,11 @@ def test_bleu_of_the_truth_is_100_and_padding_does_not_count(translation: Task) 
         score(translation, [torch.full_like(label, special["eos_token"]) for label in truth]) == 0.0
     )
     assert score(translation, truth[::-1]) < 50.0  # Each translation belongs to another sentence.
+
+
+def test_translations_that_are_all_alike_are_found(translation: Task) -> None:
+    truth = [label.clamp(min=0) for label in labels(translation)]
+    alike = [truth[0][:1].expand(len(label), -1) for label in truth]
+    for predictions, is_one in ((truth, False), (alike, True)):
+        sums = translation.sums(predictions)
+        assert make_evaluation("translation", sums, 1).one_answer == is_one
