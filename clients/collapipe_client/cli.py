@@ -429,7 +429,7 @@ def _site(
     short = {i: n or 1 for i, n in needed.items() if len(memory.get(i, ())) < (n or 1)}
     for index, count in short.items():
         raise InvalidInputError(
-            f"the job {job.name!r} needs {count} device{'s' * (count != 1)} in cluster {index}, and {len(memory.get(index, ()))} are up there: start "
+            f"the job {job.name!r} needs {count} device{'s' * (count != 1)} in cluster {index}, but {len(memory.get(index, ()))} of them registered: start "
             "more, or change `clusters`, `use_clusters` and `devices_per_cluster` of the job with --set"
         )
     return site_elsewhere(job, memory)
@@ -444,7 +444,7 @@ def _check_alive(job: JobConfig, testbed: WorkspaceRecord) -> None:
         lacking = dead if len(dead) > spare else []
         if lacking := lacking + [n for n in ended if n in (f"control-unit-{cluster}", EDGE_SERVER)]:
             raise InvalidInputError(
-                f"the job would wait for {', '.join(lacking)}, whose process has ended: `collapipe up` starts it again"
+                f"the job would wait for {', '.join(lacking)}, because what runs there has ended: `collapipe up` starts it again"
             )
 
 

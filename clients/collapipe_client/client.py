@@ -357,7 +357,7 @@ class CollaPipeClient:
         """Answers texts with the model of a job's last commit, on the hosts of its cluster 0.
 
         For classification an answer is a label, and for ner a line with each word, a tab and its tag. Otherwise it is
-        generated, and every token is a piece. The pieces of several texts come mixed.
+        generated, and every token is a piece. The pieces of several texts come mixed. A blank text has an empty answer.
 
         Args:
             job: The job's id, or its name for the newest job of that name.
@@ -370,20 +370,25 @@ class CollaPipeClient:
 
         Raises:
             PeerLostError: A process ended or is silent.
-            InvalidInputError: A text is blank or too long, or an option is wrong.
+            InvalidInputError: A text is too long, or an option is wrong.
         """
         _check_options(max_new_tokens, temperature)
         job_id = self.find_job(job).job_id
         options = GenerationOptions(
             max_new_tokens=max_new_tokens or 0, temperature=temperature, top_k=top_k, seed=seed
         )
-        start = 0
         for part in _parts(texts):
-            use = ModelUse(prediction=Prediction(texts=part, options=options))
+            indices = [index for index, text in part if text.strip()]
+            blank = (index for index, text in part if not text.strip())
+            yield from (AnswerPiece(text_index=index, is_last=True) for index in blank)
+            if not indices:
+                continue
+            prediction = Prediction(options=options, numbers=[index + 1 for index in indices])
+            prediction.texts.extend(text for _, text in part if text.strip())
+            use = ModelUse(prediction=prediction)
             for output in self._use_model(job_id, use, iter(()), waiting):
-                output.piece.text_index += start
+                output.piece.text_index = indices[output.piece.text_index]
                 yield output.piece
-            start += len(part)
 
     def evaluate(
         self,
@@ -476,16 +481,17 @@ def _check_options(max_new_tokens: int | None, temperature: float) -> None:
         )
 
 
-def _parts(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Divides texts so that each part fits into a message."""
-    part: list[str] = []
-    for text in texts:
+def _parts(texts: Iterable[str]) -> Iterator[list[tuple[int, str]]]:
+    """Divides texts with their indices so that each part fits into a message."""
+    part: list[tuple[int, str]] = []
+    for index, text in enumerate(texts):
         if part and (
-            len(part) == _MOST_TEXTS or sum(map(len, part)) + len(text) > _MOST_CHARACTERS
+            len(part) == _MOST_TEXTS
+            or sum(len(each) for _, each in part) + len(text) > _MOST_CHARACTERS
         ):
             yield part
             part = []
-        part.append(text)
+        part.append((index, text))
     if part:
         yield part
 

@@ -79,7 +79,7 @@ def site_elsewhere(job: JobConfig, memory: dict[int, list[int]]) -> Site:
         [Box(profile="laptop", memory_bytes=limit or None) for limit in memory[cluster]]
         for cluster in job.host_clusters
     ]
-    note = "nothing is measured before a job, so the times are those of laptops with fast links: after the first round, `collapipe plan explain` has better ones"
+    note = "the times are those of laptops with fast links, because nothing is measured yet: `collapipe plan explain` has better ones after a round"
     return Site(_used(job, boxes), is_here=False, notes=(note,))
 
 

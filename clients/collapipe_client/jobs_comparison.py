@@ -116,7 +116,7 @@ def say_comparison(document: dict[str, Any]) -> None:
         "committed rounds": [job["rounds"] for job in jobs],
         "seconds of all rounds": [_digits(job["seconds"]) for job in jobs],
         "seconds of a round": [_digits(job["round_seconds"]) for job in jobs],
-        "the same without evaluation": [
+        "seconds without evaluation": [
             _digits(job["round_seconds_without_evaluation"]) for job in jobs
         ],
         "seconds of a round, predicted": [_digits(job["predicted_round_seconds"]) for job in jobs],

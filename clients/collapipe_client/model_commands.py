@@ -1,8 +1,7 @@
 """The commands that use a trained model: `collapipe predict` and `collapipe evaluate`."""
 
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -78,33 +77,32 @@ def predict(
             given = read_texts(data, column)
         else:
             given = texts or [line.strip() for line in sys.stdin]
-        # An empty row has an empty answer, so that answers are as many as rows.
-        rows = [row for row, text in enumerate(given) if text or texts]
-        if not rows:
+        empty = [row for row, text in enumerate(given, start=1) if not text.strip()]
+        if len(empty) == len(given):
             raise InvalidInputError(
                 f'no text was given: collapipe predict {job} "a text", or lines on standard input'
             )
         with client_for_model(endpoint_options, job, as_json) as client:
             pieces = client.predict(
                 job,
-                [given[row] for row in rows],
+                given,
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
                 top_k=top_k,
                 seed=seed,
                 waiting=_teller(as_json),
             )
-            if empty := sorted({*range(len(given))} - {*rows}):
-                complain(
-                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {', '.join(str(row + 1) for row in empty[:_MOST_NAMED])}"
-                    + ", ..." * (len(empty) > _MOST_NAMED)
+            if empty:
+                named = ", ".join(map(str, empty[:_MOST_NAMED])) + ", ..." * (
+                    len(empty) > _MOST_NAMED
                 )
-            blank = (AnswerPiece(text_index=row, is_last=True) for row in empty)
-            answers = itertools.chain(blank, _of_rows(pieces, rows))
+                complain(
+                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {named}"
+                )
             if as_json:
-                _print_documents(given, answers)
+                _print_documents(given, pieces)
             else:
-                _print_answers(answers)
+                _print_answers(pieces)
 
 
 @takes_option_groups
@@ -162,13 +160,6 @@ def _teller(as_json: bool) -> Callable[[str], None]:
         last = reason
 
     return tell
-
-
-def _of_rows(pieces: Iterable[AnswerPiece], rows: Sequence[int]) -> Iterator[AnswerPiece]:
-    """Numbers pieces by the rows of their texts."""
-    for piece in pieces:
-        piece.text_index = rows[piece.text_index]
-        yield piece
 
 
 def _print_answers(pieces: Iterator[AnswerPiece]) -> None:

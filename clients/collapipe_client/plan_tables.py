@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collapipe.codec_numbers import CODEC_NAMES
+from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.scheduler_pb2 import ExplainDecisionResponse, RoundCommitted
 from collapipe.v1.tensor_pb2 import CODEC_FP32
@@ -80,13 +81,12 @@ class RoundRecord:
     """What the scheduler has recorded of a round.
 
     Args:
-        problem, prediction: Of the decision, as JSON. A prediction that rests on guessed speeds is left out.
+        decision: As JSON.
         committed: What the round has measured; `None` before its commit.
         idle: Why devices hold no blocks, by id.
     """
 
-    problem: Mapping[str, Any]
-    prediction: Mapping[str, Any]
+    decision: Mapping[str, Any]
     committed: RoundCommitted | None
     idle: Mapping[str, str]
 
@@ -95,31 +95,29 @@ class RoundRecord:
         """Reads an answer of the scheduler."""
         decision = read_decision(answer)
         return cls(
-            decision.get("question", {}).get("problem", {}),
-            {} if decision.get("guessed") else decision.get("prediction", {}),
+            decision,
             answer.committed if answer.HasField("committed") else None,
             dict(answer.idle),
         )
 
     def seconds(self) -> str:
         """Tells how long the round was predicted to take, and took."""
-        predicted = self.prediction.get("full_round_seconds")
+        predicted = prediction_of(self.decision).get("full_round_seconds")
         told = "not predicted (`collapipe plan explain` says why)"
         if predicted is not None:
             told = f"predicted {predicted:.2f} s"
         if self.committed is None:
             return f"{told}, not committed yet"
-        return f"{told}, measured {self.committed.round_seconds:.2f} s"
+        evaluation = max((s.evaluation_seconds for s in self.committed.summaries), default=0.0)
+        rest = f", of which up to {evaluation:.2f} s evaluate the model" if evaluation else ""
+        return f"{told}, measured {self.committed.round_seconds:.2f} s{rest}"
 
     def cluster(self, plan: Plan) -> ClusterTable:
         """Tells of one cluster."""
         index = plan.cluster_index
-        problem = _at(self.problem.get("clusters"), index)
-        predicted = _at(self.prediction.get("clusters"), index)
-        hosts = [stage.host_id for stage in plan.stages]
-        # A cluster that kept the result of an earlier attempt has another plan than the decision.
-        if [stage["host_id"] for stage in predicted.get("stages", ())] != hosts:
-            predicted = {}
+        problems = self.decision.get("question", {}).get("problem", {}).get("clusters")
+        problem = _at(problems, index)
+        predicted = prediction_of_plan(self.decision, plan)
         summaries = self.committed.summaries if self.committed is not None else ()
         steps = summaries[index].local_steps if index < len(summaries) else 0
         reports = summaries[index].stages if steps else ()
@@ -127,7 +125,6 @@ class RoundRecord:
             report.host_id: (report.times.forward_seconds + report.times.backward_seconds) / steps
             for report in reports
         }
-        has_stash = self.problem.get("model", {}).get("block_stash_bytes", 0) > 0
         devices = problem.get("devices", ())
         ends = (problem.get("control_unit"), problem.get("edge_server"))
         allowed = {
@@ -146,8 +143,7 @@ class RoundRecord:
                     view.units,
                     stage.in_flight,
                     stage.recompute,
-                    # Without a measured stash, it would be the memory without activations.
-                    expected.get("memory_bytes") if has_stash else None,
+                    expected.get("memory_bytes"),
                     allowed.get(view.host_id),
                     None if computes is None else num_parts * computes,
                     measured.get(view.host_id),

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -113,10 +112,18 @@ def describe_exit(return_code: int | None) -> str:
 def last_lines(path: Path, num_lines: int = 12) -> str:
     """Returns the last non-empty lines of a log file, indented, or a note that there are none."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            shown = deque((line.rstrip() for line in file if line.strip()), num_lines)
+        with open(path, "rb") as file:
+            size, part = file.seek(0, os.SEEK_END), 16384
+            while True:
+                file.seek(max(0, size - part))
+                lines = file.read(part).decode("utf-8", errors="replace").splitlines()
+                shown = [line for line in lines if line.strip()]
+                if len(shown) > num_lines or part >= size:
+                    break
+                part *= 4
     except OSError as error:
         return f"  ({path} cannot be read: {error.strerror})"
+    shown = shown[-num_lines:]
     return "\n".join(f"  {line}" for line in shown) or f"  ({path} is empty)"
 
 

@@ -57,7 +57,7 @@ def say_rate(rate_bps: float | None) -> str:
 
 def say_mbit(rate_bps: float) -> str:
     """Writes a rate in Mbit/s with three digits, without its unit."""
-    return f"{float(f'{rate_bps / 1e6:.3g}'):g}"
+    return f"{float(f'{rate_bps / 1e6:.3g}'):.6f}".rstrip("0").rstrip(".")
 
 
 def say_seconds(seconds: float) -> str:
@@ -74,7 +74,7 @@ def say_age(seconds: float) -> str:
 
 
 def say_duration(seconds: float) -> str:
-    """Writes a duration with one or two units: "42 s", "3 min 5 s", "12 min" or "2 h 10 min"."""
+    """Writes a duration with one or two units: "42 s", "3 min 5 s", "12 min", "2 h 10 min" or "3 days"."""
     whole = round(max(seconds, 0.0))
     if whole < 60:
         return f"{whole} s"
@@ -82,7 +82,9 @@ def say_duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     if whole < 3600:
         return f"{whole // 60} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole / 86_400:.0f} days"
 
 
 def say_ratio(ratio: float) -> str:

@@ -35,7 +35,7 @@ def complain(message: str) -> None:
 
 def page_line(link: str) -> str:
     """Says where the page of a local testbed is. The link is that of `Workspace.page_link`."""
-    return f"page for your browser: {link} (this link works once; `collapipe status` prints the next one)"
+    return f"page for your browser: {link} (this address works once; `collapipe status` prints the next one)"
 
 
 def plain_table(*columns: str) -> Table:

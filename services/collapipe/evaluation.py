@@ -18,12 +18,12 @@ LABELS, LABEL_SQUARES = "predicted_labels", "predicted_label_squares"
 BLEU_ORDERS = range(1, 5)
 """Lengths of the n-grams that BLEU counts."""
 
-_FATE_OF_LONG_ROWS = {
-    "ner": "are cut, and the words that are cut off count as misses",
-    "translation": "are cut, and BLEU compares with the whole translation",
-    "instruction": "are left out of the training, or count as wrong answers",
+_FATES_OF_LONG_ROWS = {
+    "ner": ("are cut", "are cut, so that the words that are cut off count as misses"),
+    "translation": ("are cut", "are cut, but BLEU compares with the whole translation"),
+    "instruction": ("are left out", "count as wrong answers"),
 }
-"""What becomes of rows that are longer than `task.max_length`, by the kind of the task. Other kinds only cut them."""
+"""What becomes of longer training rows and held-out rows than `task.max_length`, by the kind of the task. Other kinds only cut them."""
 _NAMED = 8
 """Most labels that a note names."""
 
@@ -80,9 +80,15 @@ def _is_one_answer(kind: str, sums: Sums) -> bool:
 def first_places(places: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Returns the first place of each label, given labels with places "FILE:LINE"; each cluster knows those of its own rows."""
     first: dict[str, str] = {}
-    for label, place in sorted(places, key=lambda each: int(each[1].rpartition(":")[2] or 0)):
+    for label, place in sorted(places, key=lambda each: _line_of(each[1])):
         first.setdefault(label, place)
     return first
+
+
+def _line_of(place: str) -> tuple[int, str]:
+    """Returns a key that orders the lines of places. Whatever a host sends as a place has one."""
+    line = place.rpartition(":")[2]
+    return len(line), line
 
 
 def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
@@ -102,7 +108,12 @@ def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
 
 
 def say_long_rows(
-    kind: str, max_length: int, train: tuple[int, int], held_out: tuple[int, int]
+    kind: str,
+    max_length: int,
+    train: tuple[int, int],
+    held_out: tuple[int, int],
+    *,
+    is_trained: bool = False,
 ) -> str:
     """Says what becomes of rows that are longer than `task.max_length`; "" if there are none.
 
@@ -110,18 +121,24 @@ def say_long_rows(
         max_length: The most tokens of a row.
         train: How many training rows are longer, and how many the training has.
         held_out: The same of the held-out rows.
+        is_trained: Whether the job has ended its training.
     """
     (long, num_rows), (held_out_long, num_held_out_rows) = train, held_out
     if kind == "instruction":
         num_rows += long  # The training has only the others.
-    parts = [f"{long} of {num_rows} training rows"] * (long > 0)
-    parts += [f"{held_out_long} of {num_held_out_rows} held-out rows"] * (held_out_long > 0)
+    fate, fate_of_held_out = _FATES_OF_LONG_ROWS.get(kind, ("are cut", "are cut"))
+    parts = [f"{long} of {num_rows} training rows {fate}"] * (long > 0)
+    parts += [f"{held_out_long} of {num_held_out_rows} held-out rows {fate_of_held_out}"] * (
+        held_out_long > 0
+    )
     if not parts:
         return ""
-    return (
-        f"{' and '.join(parts)} are longer than task.max_length = {max_length} tokens and "
-        f"{_FATE_OF_LONG_ROWS.get(kind, 'are cut')}: raise task.max_length if they matter"
+    remedy = (
+        "shorten them, or train a job with a larger value"
+        if is_trained
+        else "raise it if they matter"
     )
+    return f"{', and '.join(parts)}, because they are longer than task.max_length = {max_length} tokens: {remedy}"
 
 
 def say_some(names: Sequence[str]) -> str:

@@ -137,10 +137,10 @@ def test_translations_equal_those_of_generate(
         with pytest.raises(InvalidInputError, match=r"^text 1 .* more than task.max_length = 32"):
             answers(client, finished.job_id, ["road " * 40])
         refused = (
-            r"^2 of 3 texts cannot be answered \(number 1, 3\); text 1 .* more than task.max_length"
+            r"^2 of 3 texts cannot be answered \(number 2, 4\); text 2 .* more than task.max_length"
         )
         with pytest.raises(InvalidInputError, match=refused):
-            answers(client, finished.job_id, ["road " * 40, TEXTS[0], "road " * 41])
+            answers(client, finished.job_id, ["", "road " * 40, TEXTS[0], "road " * 41])
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     tokens, texts = generated(model, tokenizer, TEXTS, num_before=1, max_new_tokens=9)

@@ -18,6 +18,8 @@ Emit = Callable[[control_unit_pb2.RunModelResponse], None]
 """Sends a result to the caller."""
 
 
+_SIGNS_OF_A_WAIT = 15
+"""After so many signs of life without an evaluated row, they tell what the hosts wait for."""
 _MOST_REFUSED = 8
 """The numbers of so many refused texts are told."""
 _MAX_FILE_BYTES = 1 << 30
@@ -55,7 +57,10 @@ class ModelUse:
         self._options.max_new_tokens = prediction.options.max_new_tokens or job.task.max_new_tokens
         model = start.round.model
         self._adapter = adapter_for(model.family, model.task, model.config_json)
-        self._questions = self._encode(prediction.texts)
+        self._questions = self._encode(prediction)
+        mini_batch, parts = job.training.mini_batch, start.round.plan.num_micro_batches
+        self._evaluated_together = max(1, mini_batch // parts)
+        self._told_rows = self._signs_without_rows = 0
 
     def run(self, emit: Emit) -> None:
         """Runs the use to its end, and closes the pipeline in any case.
@@ -84,21 +89,32 @@ class ModelUse:
     def progress(self) -> control_unit_pb2.RunModelResponse:
         """Returns what the use waits for. Aborts it if the pipeline is stalled."""
         self._pipeline.abort_if_stalled()
+        num_rows = self._task.num_held_out_rows
+        done = min(self._pipeline.num_predictions * self._evaluated_together, num_rows)
+        self._signs_without_rows = 0 if done > self._told_rows else self._signs_without_rows + 1
+        self._told_rows = done
+        # While rows follow each other, nobody needs to know which host waits for which.
+        if done and self._signs_without_rows < _SIGNS_OF_A_WAIT:
+            return waiting_response(
+                f"the evaluation, with {100 * done // num_rows} % of {num_rows} rows done"
+            )
         return waiting_response(self._pipeline.waiting_for())
 
-    def _encode(self, texts: Sequence[str]) -> list[Any]:
+    def _encode(self, prediction: model_use_pb2.Prediction) -> list[Any]:
         """Encodes the texts. Refuses all of them if some cannot be answered, and names those."""
         questions, refused = [], []
-        for number, text in enumerate(texts, start=1):
+        texts = prediction.texts
+        numbers = prediction.numbers or range(1, len(texts) + 1)
+        for number, text in zip(numbers, texts, strict=False):
             try:
                 questions.append(self._question(text))
             except InvalidInputError as error:
                 refused.append((number, f"text {number} ({text!r:.40}): {error}"))
         if len(refused) > 1:
-            numbers = ", ".join(str(number) for number, _ in refused[:_MOST_REFUSED])
+            named = ", ".join(str(number) for number, _ in refused[:_MOST_REFUSED])
             more = ", ..." if len(refused) > _MOST_REFUSED else ""
             raise InvalidInputError(
-                f"{len(refused)} of {len(texts)} texts cannot be answered (number {numbers}{more}); {refused[0][1]}"
+                f"{len(refused)} of {len(texts)} texts cannot be answered (number {named}{more}); {refused[0][1]}"
             )
         if refused:
             raise InvalidInputError(refused[0][1])
@@ -122,15 +138,15 @@ class ModelUse:
 
     def _evaluate(self) -> job_pb2.Evaluation:
         request = self._start.round
-        size = max(1, self._job.training.mini_batch // request.plan.num_micro_batches)
-        predictions = self._pipeline.evaluate(self._task.held_out_micro_batches(size))
+        batches = self._task.held_out_micro_batches(self._evaluated_together)
+        predictions = self._pipeline.evaluate(batches)
         sums = self._task.sums(predictions)
         evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
         task = self._task
         long = task.num_long_held_out_rows, task.num_held_out_rows
         warnings = (
             say_unknown_labels(task.held_out_labels, request.labels),
-            say_long_rows(task.kind, self._job.task.max_length, (0, 0), long),
+            say_long_rows(task.kind, self._job.task.max_length, (0, 0), long, is_trained=True),
         )
         evaluation.notes.extend(f"warning: {each}" for each in warnings if each)
         return evaluation

@@ -97,7 +97,7 @@ class SchedulerSettings(ServiceSettings):
     web: str = Field(
         default="",
         description="Where to serve the page for the browser, host:port; port 0 takes a free port. Empty serves none. On a loopback "
-        "address, the file page.json in --state-dir has its link. On others, it is HTTPS.",
+        "address, the file page.json in --state-dir has its key. On others, it is HTTPS.",
     )
 
 

@@ -376,7 +376,7 @@ def _main() -> int:
         count = partial(count_in_process, timed=request.core_share is not None)
         print(Estimator(request, count).estimate().model_dump_json())
     except (CollapipeError, ValidationError) as error:
-        print(error, file=sys.stderr)
+        print("; ".join(str(error).splitlines()), file=sys.stderr)
         return 2
     return 0
 

@@ -92,7 +92,7 @@ class OneAnswer:
         answer = answers.get(job.task.kind, "gives every row the same label")
         return JobWarning(
             code=scheduler_pb2.WARNING_CODE_ONE_CLASS,
-            message=f"after {evaluation.num_rounds} rounds, the model {answer} ({evaluation.num_rows} held-out rows)",
+            message=f"after {evaluation.num_rounds} round{'s' * (evaluation.num_rounds != 1)}, the model {answer} ({evaluation.num_rows} held-out rows)",
             advice="train more rounds or steps, raise training.learning_rate, and look whether most training rows have this answer",
         )
 

@@ -17,12 +17,14 @@ class ModelUse(_message.Message):
     def __init__(self, prediction: _Optional[_Union[Prediction, _Mapping]] = ..., evaluation: _Optional[_Union[FileEvaluation, _Mapping]] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("texts", "options")
+    __slots__ = ("texts", "options", "numbers")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     options: _generation_pb2.GenerationOptions
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[_generation_pb2.GenerationOptions, _Mapping]] = ...) -> None: ...
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[_generation_pb2.GenerationOptions, _Mapping]] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FileEvaluation(_message.Message):
     __slots__ = ("files",)

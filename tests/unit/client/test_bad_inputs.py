@@ -178,6 +178,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "evaluate without data": ("evaluate x", ["--data"]),
     "rollback without a testbed": ("rollback x 1", ["no testbed", "--workspace"]),
     "rollback to a negative round": ("rollback x -- -1", ["ROUND", "greater than or equal to 0"]),
+    "report onto a file": ("jobs report x {d}/blank.txt", ["blank.txt exists", "--overwrite"]),
     "log of nothing": ("logs device-0-0", ["no log of 'device-0-0'", "nothing was started"]),
     "targets without a testbed": ("targets t.json", ["no scheduler", "collapipe up"]),
     "shape without a testbed": ("testbed shape device-0-0 wifi", ["no testbed", "--emulation"]),

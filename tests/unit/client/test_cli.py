@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import sys
 import time
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.emulation.links import LinkDescription
+from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.scheduler_pb2 import (
@@ -21,10 +23,13 @@ from collapipe.v1.scheduler_pb2 import (
     JobStatus,
     JobTrouble,
 )
-from collapipe_client.cli import app
+from collapipe_client import load_preset
+from collapipe_client.cli import _check_alive, _free_folder, app
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.processes import ProcessRecord, start_seconds
 from collapipe_client.testbed_options import LocalTestbedOptions
+from collapipe_client.workspace import WorkspaceRecord
 
 from .conftest import Event, FakeServices
 
@@ -144,6 +149,9 @@ def test_rollback_says_what_becomes_of_the_optimizer_states(
     fake.jobs[0].num_rounds_committed = 5
     refused = _RUNNER.invoke(app, ["rollback", "demo", "2", *_remote(fake)], input="n\n")
     assert refused.exit_code == 1 and not fake.rolled_back
+    # Nothing is lost.
+    same = _RUNNER.invoke(app, ["rollback", "demo", "5", *_remote(fake)])
+    assert same.exit_code == 0 and fake.rolled_back.pop().num_rounds == 5
     assert "from 5 to 2 committed rounds of job-1" in refused.stderr
     result = _RUNNER.invoke(app, ["rollback", "demo", "2", "--yes", *_remote(fake)])
     assert result.exit_code == 0, result.output
@@ -308,3 +316,44 @@ def test_emulation_is_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "emulation.json").write_text(emulation.model_dump_json())
     options = LocalTestbedOptions(emulation=tmp_path / "emulation.json")
     assert options.read_emulation([1]) == emulation
+
+
+def test_model_goes_into_the_first_free_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(4):
+        folder = _free_folder("demo", "demo-7", overwrite=False)
+        folder.mkdir(parents=True)
+        (folder / "model").touch()
+        found.append(folder.name)
+    assert found == ["demo", "demo-7", "demo-7-2", "demo-7-3"]
+    assert _free_folder("demo", "demo-7", overwrite=True).name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("ended", "devices_per_cluster", "named"),
+    [
+        ((), 2, None),
+        (("device-0-1",), 1, None),  # Another device is enough.
+        (("device-0-1",), 2, "device-0-1"),
+        (("device-1-0",), 2, None),  # The job does not use this cluster.
+        (("control-unit-0", "edge-server"), 1, "control-unit-0, edge-server"),
+    ],
+)
+def test_dry_run_names_processes_that_have_ended(
+    ended: tuple[str, ...], devices_per_cluster: int, named: str | None
+) -> None:
+    names = ["control-unit-0", "device-0-0", "device-0-1", "device-1-0", "edge-server"]
+    began = start_seconds(os.getpid())
+    assert began is not None
+    processes = tuple(ProcessRecord(name, os.getpid(), began - (name in ended)) for name in names)
+    record = WorkspaceRecord(True, [[(0, 0.0)] * 2, [(0, 0.0)]], processes)
+    settings = ["clusters=1", f"devices_per_cluster={devices_per_cluster}"]
+    job = load_preset("classification", settings)
+    if named is None:
+        _check_alive(job, record)
+        return
+    with pytest.raises(InvalidInputError, match=f"would wait for {named}, because"):
+        _check_alive(job, record)

@@ -61,6 +61,7 @@ def test_lines_of_standard_input_are_texts_and_json_has_the_tokens(
     ]
     [use] = two_answers.uses
     assert list(use.use.prediction.texts) == ["one", "two"]
+    assert list(use.use.prediction.numbers) == [1, 3]
     result = run(two_answers, "predict", "demo", typed="one\n\ntwo\n")
     assert result.stdout == "ab\n\nxy\n"
     assert "1 of 3 rows are empty, and have empty answers: row 2\n" in result.stderr
@@ -75,6 +76,7 @@ def test_many_texts_become_several_uses(
         ["1", "2"],
         ["3", "4"],
     ]
+    assert [list(start.use.prediction.numbers) for start in two_answers.uses] == [[1, 2], [3, 4]]
     assert result.stdout == "ab\nxy\nab\nxy\n"
 
 

@@ -50,7 +50,15 @@ def test_durations_have_as_many_units_as_they_need(seconds: float, words: str) -
 
 
 @pytest.mark.parametrize(
-    ("bps", "said"), [(12.34e6, "12.3"), (1e9, "1000"), (4e3, "0.004"), (0.0, "0")]
+    ("bps", "said"),
+    [
+        (12.34e6, "12.3"),
+        (1e9, "1000"),
+        (4e3, "0.004"),
+        (90.0, "0.00009"),
+        (1.5e12, "1500000"),
+        (0.0, "0"),
+    ],
 )
 def test_rates_in_mbit_have_three_digits_and_no_exponent(bps: float, said: str) -> None:
     assert say_mbit(bps) == said

@@ -70,10 +70,16 @@ def test_note_about_how_rows_were_read_comes_once() -> None:
     [
         (
             "classification",
-            "3 of 100 training rows and 2 of 20 held-out rows are longer than task.max_length = {} tokens and are cut: raise",
+            "3 of 100 training rows are cut, and 2 of 20 held-out rows are cut, because they are longer than task.max_length = {}",
         ),
-        ("ner", "and the words that are cut off count as misses"),
-        ("instruction", "3 of 103 training rows and 2 of 20 held-out rows are longer"),
+        (
+            "ner",
+            "2 of 20 held-out rows are cut, so that the words that are cut off count as misses",
+        ),
+        (
+            "instruction",
+            "3 of 103 training rows are left out, and 2 of 20 held-out rows count as wrong",
+        ),
     ],
 )
 def test_long_rows_of_all_clusters_are_told(kind: str, said: str) -> None:
@@ -84,3 +90,8 @@ def test_long_rows_of_all_clusters_are_told(kind: str, said: str) -> None:
     [note] = describe_data(asked, loaded, [])
     assert said.format(asked.task.max_length) in note
     assert note.startswith("warning: ")
+
+
+def test_limit_of_held_out_rows_is_told() -> None:
+    [note] = describe_data(job(max_held_out_rows=15), [answer(50, 15, warm="a:1")], ["warm"])
+    assert note.endswith("about 15%, and data.max_held_out_rows allows 15)")

@@ -51,7 +51,7 @@ def test_report_has_the_job_then_its_rounds_with_reasons_where_plans_are_new(
     assert [bool(each["why"]) for each in rounds] == [True, False, True]
     [cluster] = rounds[0]["clusters"]  # type: ignore[misc]
     assert cluster["phases"]["training"] == 4.0 and cluster["needs_bytes"]["device-0"] > 0
-    assert cluster["computing_seconds"] == {"device-0": 0.0}
+    assert cluster["computing_seconds"] == {"device-0": 3.0}
 
 
 def test_report_explains_the_last_round_and_not_too_many_new_plans(

@@ -24,6 +24,7 @@ from collapipe.scheduler.host_registry import (
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web import job_values, snapshot
+from collapipe.scheduler.web.job_values import status_of
 from collapipe.scheduler.web.rates import RateReader
 from collapipe.scheduler.web.snapshot import MOST_CLUSTERS, MOST_DETAILED, Focus, Snapshots
 from collapipe.telemetry.sources import Series
@@ -407,3 +408,36 @@ def test_only_whom_the_owner_allows_cancels(
         assert not world.cancelled
     with pytest.raises(NotFoundError):
         world.snapshots.cancel("nothing", may)
+
+
+def test_events_of_ordinary_rounds_do_not_hide_rare_ones(world: World) -> None:
+    document = world.submit()
+    lost = Incident(code=scheduler_pb2.INCIDENT_CODE_HOST_LOST, message="device-0 is lost")
+    world.publish(document, incident=lost)
+    for number in range(1, 101):
+        world.publish(document, round_committed=RoundCommitted(num_rounds=number))
+    first, *others = world.sections()["job"]["events"]
+    assert first["text"] == "device-0 is lost"
+    assert len(others) == 20 and others[-1]["text"].startswith("round 100 is committed")
+
+
+def test_chosen_job_is_listed_even_if_there_are_too_many(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MOST_JOBS", 1)
+    oldest = world.submit(scheduler_pb2.JOB_STATE_QUEUED)
+    newest = world.submit()
+    world.queued.append(oldest.job_id)
+    assert [each["id"] for each in world.sections()["jobs"]] == [newest.job_id]
+    chosen = world.sections(oldest.job_id)["jobs"][-1]
+    assert (chosen["id"], chosen["queue_position"]) == (oldest.job_id, 1)
+
+
+def test_job_tells_which_clusters_it_uses_unless_they_are_the_first_ones() -> None:
+    plain = job()
+    moved = plain.model_copy(update={"use_clusters": [3]})
+    clusters = []
+    for config in (plain, moved):
+        document = JobDocument(job_id="a", number=1, config_json=config.to_json(), owner="")
+        clusters.append(status_of(document, ())["host_clusters"])
+    assert clusters == [None, [3]]

@@ -21,6 +21,7 @@ from collapipe.evaluation import (
     add_sums,
     compute_metrics,
     first_places,
+    say_long_rows,
 )
 from collapipe.job import JobConfig
 from collapipe.scheduler.evaluations import Evaluations
@@ -239,3 +240,13 @@ def test_cluster_that_fails_after_it_has_counted_stays_in_the_evaluation() -> No
 def test_first_place_of_a_label_is_that_of_the_smallest_line() -> None:
     places = [("wet", "b.csv:12"), ("dry", "b.csv:3"), ("wet", "b.csv:9")]
     assert first_places(places) == {"dry": "b.csv:3", "wet": "b.csv:9"}
+    assert first_places([("wet", "no line"), ("dry", "")]) == {"wet": "no line", "dry": ""}
+
+
+def test_long_rows_of_a_trained_job_need_another_job() -> None:
+    told = say_long_rows("instruction", 40, (0, 0), (2, 9), is_trained=True)
+    assert told == (
+        "2 of 9 held-out rows count as wrong answers, because they are longer than task.max_length = 40 tokens: shorten them, "
+        "or train a job with a larger value"
+    )
+    assert not say_long_rows("ner", 40, (0, 0), (0, 9), is_trained=True)

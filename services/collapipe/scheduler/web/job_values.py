@@ -234,8 +234,8 @@ def _event(event: Event, began: float) -> Value | None:
         words = f"round {committed.num_rounds} is committed after {committed.round_seconds:.1f} s"
         words += f" without clusters {late}" if late else ""
     elif kind == "evaluation":
-        number_of = event.evaluation.num_rounds
-        words = f"{event.evaluation.metric} is {event.evaluation.value:.4f} after {number_of} round{'s' * (number_of != 1)}"
+        num_rounds = event.evaluation.num_rounds
+        words = f"{event.evaluation.metric} is {event.evaluation.value:.4f} after {num_rounds} round{'s' * (num_rounds != 1)}"
     elif kind == "status":
         state, message = _state(event.status.state), event.status.message
         words = f"{state}: {message}" if message else state

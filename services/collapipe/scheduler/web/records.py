@@ -1,10 +1,10 @@
 """What the page shows of past rounds, from the records of the job store."""
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from collapipe.errors import CollapipeError
+from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
@@ -18,8 +18,6 @@ from collapipe.scheduler.web.values import (
     links,
     mean,
     number,
-    prediction_of,
-    prediction_of_plan,
     stages,
     text,
 )
@@ -66,7 +64,7 @@ class Records:
         result = self._jobs.find_result(document.job_id, index)
         summary: Value = {"round": index + 1}
         if planned is not None:
-            prediction = prediction_of(planned)
+            prediction = prediction_of(planned.decision)
             summary["predicted_seconds"] = number(prediction.get("full_round_seconds"))
             summary["kept_because"] = planned.decision.get("kept_because", "")
             summary["holders"] = [_holders(plan) for plan in planned.plans[:_MOST_CLUSTERS]]
@@ -107,7 +105,7 @@ class Records:
         """
         document = self._jobs.round(job_id, index)
         result = self._jobs.find_result(job_id, index)
-        prediction = prediction_of(document)
+        prediction = prediction_of(document.decision)
         listed = range(min(len(document.plans), _MOST_CLUSTERS))
         return {
             "round": index + 1,
@@ -117,7 +115,7 @@ class Records:
             "energy_joules": number(sum(prediction.get("energy_joules", {}).values())),
             "why": _why(document, result) if explained else [],
             "num_clusters": len(document.plans),
-            "clusters": [_cluster(document, result, prediction, one) for one in listed],
+            "clusters": [_cluster(document, result, one) for one in listed],
         }
 
     def trace(self, job_id: str, index: int, cluster: int) -> Value:
@@ -179,17 +177,15 @@ def _why(document: RoundDocument, result: RoundResult | None) -> list[str]:
         return [f"the record of the decision cannot be used: {error}"]
 
 
-def _cluster(
-    document: RoundDocument, result: RoundResult | None, prediction: Mapping[str, Any], index: int
-) -> Value:
+def _cluster(document: RoundDocument, result: RoundResult | None, index: int) -> Value:
     plan = document.plans[index]
-    predicted = prediction_of_plan(prediction, plan)
+    predicted = prediction_of_plan(document.decision, plan)
     problems = document.decision.get("question", {}).get("problem", {}).get("clusters", ())
-    known = {d["host_id"] for d in problems[index]["devices"]} if index < len(problems) else set()
+    devices = {d["host_id"] for d in problems[index]["devices"]} if index < len(problems) else set()
     told: Value = {
         "cluster": index,
         "pipeline": stages(plan.stages),
-        "devices": [stage.host_id for stage in plan.stages if stage.host_id in known],
+        "devices": [stage.host_id for stage in plan.stages if stage.host_id in devices],
         "links": links(plan),
         "micro_batches": plan.num_micro_batches,
         "upload_codec": plan.upload_codec or "fp32",

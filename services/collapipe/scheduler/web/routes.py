@@ -222,7 +222,8 @@ class _Routes:
         visitor = self._access.visitor(cookie, request.state.uris, request.state.chain)
         if not visitor.may_see:
             raise NotPermittedError(
-                "open the address that `collapipe status` prints: other users of this machine reach this page, too"
+                "this browser has no key for the page, which other users of this machine reach, too: open the address that "
+                "`collapipe status` prints"
             )
         return visitor
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from collapipe.errors import CollapipeError, NotFoundError, NotPermittedError
+from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.explanation import say_bottleneck
 from collapipe.scheduler.host_registry import (
@@ -21,7 +22,7 @@ from collapipe.scheduler.host_registry import (
     ROLE_NAMES,
     HostRegistry,
 )
-from collapipe.scheduler.job_store import JobStore, RoundDocument
+from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.web.job_values import (
     WatchedJob,
     config_of,
@@ -33,14 +34,13 @@ from collapipe.scheduler.web.job_values import (
 from collapipe.scheduler.web.rates import RateReader, Rates
 from collapipe.scheduler.web.values import (
     Value,
+    decision_of,
     links,
     number,
-    prediction_of,
-    prediction_of_plan,
     stages,
     text,
 )
-from collapipe.v1 import scheduler_pb2
+from collapipe.v1 import plan_pb2, scheduler_pb2
 
 MOST_CLUSTERS, MOST_JOBS = 200, 50
 """How many of each a snapshot has. It says how many more there are."""
@@ -88,6 +88,7 @@ class _Base:
     """The job on each cluster of the deployment that has one, and the index of the cluster in that job."""
     rates: Rates
     jobs: list[Value]
+    queued: list[str]
     sections: dict[str, Value | list[Value]]
 
 
@@ -195,13 +196,14 @@ class Snapshots:
             of_cluster,
             rates,
             [],
+            queued,
             {},
         )
         listed = sorted(documents, key=rank)[:MOST_JOBS]
         clusters = self._clusters(base)
         edge = [s for s in base.statuses if s.host.role == EDGE_SERVER]
         working = [s.host.host_id for s in edge if of_cluster]
-        base.jobs = [status_of(one, queued) | self._end(running.get(one.job_id)) for one in listed]
+        base.jobs = [self._listed(base, one) for one in listed]
         base.sections = {
             "clusters": clusters[:MOST_CLUSTERS],
             "edge": [_host(status, working, base.rates) for status in edge],
@@ -254,7 +256,7 @@ class Snapshots:
             reports = one.progress[index].stages if index in one.progress else ()
             busy = {report.host_id: report.busy_ratio for report in reports}
             document = self._round(one)
-            predicted = prediction_of_plan(prediction_of(document), plan)
+            predicted = prediction_of_plan(decision_of(document), plan)
             needs = {s["host_id"]: s["memory_bytes"] for s in predicted.get("stages", ())}
             detail["pipeline"] = [
                 {
@@ -290,17 +292,21 @@ class Snapshots:
         return self._rounds[job_id][1]
 
     def _unlisted(self, base: _Base, job_id: str) -> list[Value]:
-        """Returns the status of a chosen job that is too old to be listed."""
+        """Returns the entry of a chosen job that is not listed, because there are too many."""
         if not job_id or any(each["id"] == job_id for each in base.jobs):
             return []
         found = next((one for one in self._jobs.all() if one.job_id == job_id), None)
-        return [status_of(found, ())] if found is not None else []
+        return [self._listed(base, found)] if found is not None else []
+
+    def _listed(self, base: _Base, document: JobDocument) -> Value:
+        ends = self._end(base.running.get(document.job_id))
+        return status_of(document, base.queued) | ends
 
     def _end(self, one: WatchedJob | None) -> Value:
         if one is None or one.started is None:
             return {}
         document = None if one.round_seconds else self._round(one)
-        return one.end(prediction_of(document).get("full_round_seconds", math.nan))
+        return one.end(prediction_of(decision_of(document)).get("full_round_seconds", math.nan))
 
     def _job(self, base: _Base, job_id: str) -> Value | None:
         """Tells more of one job. Without its id, it is the one that comes first."""
@@ -321,10 +327,10 @@ class Snapshots:
 
     def _held_back(self, one: WatchedJob) -> list[Value]:
         """Names the clusters that need the most time for the round, the slowest first, and what limits each of them."""
-        prediction = prediction_of(self._round(one))
+        decision = decision_of(self._round(one))
         host_clusters = config_of(one.document).host_clusters
         predicted = [
-            (prediction_of_plan(prediction, one.plan(i)), i) for i in range(len(host_clusters))
+            (prediction_of_plan(decision, one.plan(i)), i) for i in range(len(host_clusters))
         ]
         predicted = [each for each in predicted if each[0]]
         predicted.sort(key=lambda each: -each[0]["round_seconds"])
@@ -332,18 +338,19 @@ class Snapshots:
             {
                 "cluster": host_clusters[i],
                 "by": say_bottleneck(each["bottleneck"], each["bottleneck_seconds"], one.plan(i)),
-                "share": _busy_share(each, one.plan(i).num_micro_batches),
+                "share": _busy_share(each, one.plan(i)),
             }
             for each, i in predicted[:_MOST_HELD_BACK]
         ]
 
 
-def _busy_share(predicted: Mapping[str, Any], num_micro_batches: int) -> float | None:
+def _busy_share(predicted: Mapping[str, Any], plan: plan_pb2.Plan) -> float | None:
     """Returns the share of a mini-batch in which its bottleneck works, 0 to 1, as predicted."""
     seconds = predicted.get("mini_batch_seconds")
     if not seconds:
         return None
-    return number(min(num_micro_batches * predicted["bottleneck_seconds"] / seconds, 1.0), 2)
+    num_parts = plan.num_micro_batches * max(plan.num_slices, 1)
+    return number(min(num_parts * predicted["bottleneck_seconds"] / seconds, 1.0), 2)
 
 
 def _state(status: scheduler_pb2.HostStatus, used: Collection[str]) -> str:

@@ -32,21 +32,9 @@ def mean(values: Iterable[float]) -> float | None:
     return number(sum(finite) / len(finite)) if finite else None
 
 
-def prediction_of(document: RoundDocument | None) -> dict[str, Any]:
-    """Returns the prediction of a round. It is empty without a decision, or if speeds were guessed for it."""
-    decision = document.decision if document else {}
-    return {} if decision.get("guessed") else decision.get("prediction", {})
-
-
-def prediction_of_plan(prediction: Mapping[str, Any], plan: plan_pb2.Plan) -> dict[str, Any]:
-    """Returns the part of a prediction that is about a plan.
-
-    It is empty for a cluster that kept the result of an earlier attempt: it keeps its plan, too, and the decision has another one.
-    """
-    clusters, index = prediction.get("clusters", ()), plan.cluster_index
-    found: dict[str, Any] = clusters[index] if index < len(clusters) else {}
-    hosts = [stage["host_id"] for stage in found.get("stages", ())]
-    return found if hosts == [stage.host_id for stage in plan.stages] else {}
+def decision_of(document: RoundDocument | None) -> Mapping[str, Any]:
+    """Returns the recorded decision of a round. It is empty without one."""
+    return document.decision if document else {}
 
 
 def stages(listed: Sequence[plan_pb2.Stage]) -> list[Value]:

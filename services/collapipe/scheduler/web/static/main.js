@@ -58,14 +58,14 @@ function listen() {
     query,
     (changed) => {
       sections = { ...sections, ...changed };
-      refusal = "";
+      refusal = keyRefusal = "";
       silentSince = 0;
       loadRounds();
       again();
     },
     (state) => {
       element("connection").className = state === true ? "on" : "off";
-      element("connection").textContent = state === true ? "live" : state ? state.message : "connection lost, trying again …";
+      element("connection").textContent = state === true ? "live" : !state ? "connection lost, trying again …" : state.status === 403 ? "not connected" : state.message;
       silentSince = state === null ? silentSince || Date.now() : 0;
       if (state instanceof Error && state.status === 403) refusal = state.message;
       again();
@@ -218,6 +218,7 @@ function moveTab(event) {
 async function useKey() {
   const key = new URLSearchParams(location.hash.slice(1)).get("key");
   if (!key) return;
+  keyRefusal = "";
   window.history.replaceState(null, "", location.pathname);
   await post("/api/session", { key }).catch((error) => (keyRefusal = `${error.message}.`));
   followed = "";

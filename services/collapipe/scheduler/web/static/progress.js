@@ -130,7 +130,7 @@ export function problems({ job, sections }) {
   }
   for (const [state, words] of [
     ["lost", "sent no heartbeat for 10 s"],
-    ["suspected", "could not be reached by others, and are left out for a while"],
+    ["suspected", "could not be reached by others: left out for a while"],
   ]) {
     const unnamed = (sections.clusters ?? []).filter((cluster) => cluster[state] && !sections.details?.[cluster.index]);
     if (!unnamed.length) continue;

@@ -95,7 +95,7 @@ export function roundsTab({ job, rounds, route, choose, again }) {
       "details",
       { class: "card", "data-key": "why", open: true },
       h("summary", {}, "Why the scheduler decided so"),
-      sections(detail.why ?? []).map((lines) =>
+      paragraphs(detail.why ?? []).map((lines) =>
         h("pre", { class: lines.some((line) => isSum(line)) ? "why sum" : "why", tabindex: "0" }, lines.join("\n")),
       ),
     ),
@@ -105,7 +105,7 @@ export function roundsTab({ job, rounds, route, choose, again }) {
 
 // Lines under a heading are indented. A line with columns has many spaces within.
 const isSum = (line) => / {6,}\S/.test(line.trim());
-const sections = (lines) => {
+const paragraphs = (lines) => {
   const parts = [];
   for (const line of lines) {
     if (!line.startsWith(" ") || parts.length === 0) parts.push([]);
