@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from collapipe.errors import InvalidInputError
+from collapipe.v1.model_use_pb2 import ModelUse, Prediction
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_SUCCEEDED
 from collapipe_client import CollaPipeClient, LocalTestbed
 from integration.running import run_job
@@ -141,6 +142,9 @@ def test_translations_equal_those_of_generate(
         )
         with pytest.raises(InvalidInputError, match=refused):
             answers(client, finished.job_id, ["", "road " * 40, TEXTS[0], "road " * 41])
+        use = ModelUse(prediction=Prediction(texts=TEXTS[:2], numbers=[1]))
+        with pytest.raises(InvalidInputError, match="1 numbers were given for 2 texts"):
+            list(client._use_model(finished.job_id, use, iter(()), lambda reason: None))
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     tokens, texts = generated(model, tokenizer, TEXTS, num_before=1, max_new_tokens=9)

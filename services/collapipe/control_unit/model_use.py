@@ -105,7 +105,11 @@ class ModelUse:
         questions, refused = [], []
         texts = prediction.texts
         numbers = prediction.numbers or range(1, len(texts) + 1)
-        for number, text in zip(numbers, texts, strict=False):
+        if len(numbers) != len(texts):
+            raise InvalidInputError(
+                f"{len(numbers)} numbers were given for {len(texts)} texts: give one for each, or none"
+            )
+        for number, text in zip(numbers, texts, strict=True):
             try:
                 questions.append(self._question(text))
             except InvalidInputError as error:
