@@ -429,7 +429,7 @@ def _site(
     short = {i: n or 1 for i, n in needed.items() if len(memory.get(i, ())) < (n or 1)}
     for index, count in short.items():
         raise InvalidInputError(
-            f"the job {job.name!r} needs {count} device{'s' * (count != 1)} in cluster {index}, but {len(memory.get(index, ()))} of them registered: start "
+            f"the job {job.name!r} needs {count} device{'s' * (count != 1)} in cluster {index}, but only {len(memory.get(index, ()))} registered there: start "
             "more, or change `clusters`, `use_clusters` and `devices_per_cluster` of the job with --set"
         )
     return site_elsewhere(job, memory)

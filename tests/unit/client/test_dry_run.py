@@ -179,7 +179,10 @@ def test_a_deployment_is_asked_for_its_devices(fake: FakeServices, job: list[str
     devices = estimate["clusters"][0]["hosts"][1:-1]
     assert [device["given_bytes"] for device in devices] == [2_000_000_000] * 2
     short = run(*job, "--set", "use_clusters=[3]", "--set", "clusters=1", *remote)
-    assert short.exit_code == 2 and "needs 3 devices in cluster 3, and 2 are up" in short.stderr
+    assert (
+        short.exit_code == 2
+        and "needs 3 devices in cluster 3, but only 2 registered there" in short.stderr
+    )
     assert fake.submitted == []
 
 
