@@ -50,7 +50,7 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
         "a job waits for hosts that register again": (lost, schedule.wait_for_hosts_seconds),
         "a job tries again after its longest wait": (
             retries._LONGEST_WAIT_SECONDS,
-            retries._OTHER_SECONDS,
+            retries._DIVERGED_SECONDS,
         ),
         "a lost host may take longest": (retries._OTHER_SECONDS, schedule.retry_seconds),
         "a probe names the end that is silent": (

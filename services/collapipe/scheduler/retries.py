@@ -24,8 +24,8 @@ _LONGEST_WAIT_SECONDS = 15.0
 _OTHER_SECONDS = 60.0
 """How long a job tries again after errors that are not about a lost host. Most of them come back with every attempt."""
 
-_MOST_DIVERGED = 3
-"""Attempts that values that are not finite may end before the job ends. A host may be broken, but mostly the training diverges."""
+_DIVERGED_SECONDS = 20.0
+"""How long a job tries again after values that are not finite. A host may be broken, but mostly the training diverges."""
 
 _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed."""
@@ -58,7 +58,6 @@ class Retries:
         self._has_committed = False
         self._most_rounds = 0
         self._num_repeats = 0
-        self._num_diverged = 0
         self._faults: Counter[str] = Counter()
         """Attempts that each host has ended by wrong answers or without progress."""
 
@@ -71,7 +70,7 @@ class Retries:
         self.num_failures = 0
         self._has_committed = True
         if num_rounds > self._most_rounds:
-            self._most_rounds, self._num_repeats, self._num_diverged = num_rounds, 0, 0
+            self._most_rounds, self._num_repeats = num_rounds, 0
             self._faults.clear()
 
     def seconds_left(self) -> float:
@@ -104,17 +103,14 @@ class Retries:
             self._faults[error.host_id] += 1
             if error.refuses or self._faults[error.host_id] >= _MOST_FAULTS:
                 return None
-        if isinstance(error, DivergedError):
-            self._num_diverged += 1
-            if self._num_diverged >= _MOST_DIVERGED:
-                return None
         if isinstance(error, PeerLostError) or (isinstance(error, InfeasibleError) and lacks_hosts):
             self._first_other_at = None
         elif isinstance(error, (DivergedError, *_PASSING)):
             if self._first_other_at is None:
                 self._first_other_at = now
             first = self._first_other_at
-            limit = min(limit, _OTHER_SECONDS)
+            is_diverged = isinstance(error, DivergedError)
+            limit = min(limit, _DIVERGED_SECONDS if is_diverged else _OTHER_SECONDS)
         else:
             return None
         if self._num_repeats > _MOST_REPEATS:

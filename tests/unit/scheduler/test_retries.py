@@ -57,14 +57,10 @@ def test_error_that_may_pass_is_tried_again_for_a_minute(error: CollapipeError) 
     assert len(found) > 3 and sum(found) + len(found) < 75
 
 
-def test_training_that_diverges_is_tried_again_twice() -> None:
+def test_training_that_diverges_is_tried_again_for_20_seconds() -> None:
     clock = Clock()
-    retries = Retries(600.0, clock)
-    assert waits(retries, clock, DivergedError("nan")) == [0, 0.5]
-    retries.committed(1)
-    assert len(waits(retries, clock, DivergedError("nan"))) == 2
-    retries.committed(1)  # A repeated round is no progress.
-    assert waits(retries, clock, DivergedError("nan")) == []
+    found = waits(Retries(600.0, clock), clock, DivergedError("nan"))
+    assert len(found) > 3 and sum(found) + len(found) < 30
 
 
 @pytest.mark.parametrize(
