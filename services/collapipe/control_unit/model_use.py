@@ -148,11 +148,11 @@ class ModelUse:
         evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
         task = self._task
         long = task.num_long_held_out_rows, task.num_held_out_rows
-        warnings = (
-            say_unknown_labels(task.held_out_labels, request.labels),
-            say_long_rows(task.kind, self._job.task.max_length, (0, 0), long, is_trained=True),
-        )
-        evaluation.notes.extend(f"warning: {each}" for each in warnings if each)
+        if unknown := say_unknown_labels(task.held_out_labels, request.labels):
+            evaluation.notes.append(f"warning: {unknown}")
+        max_length = self._job.task.max_length
+        if told := say_long_rows(task.kind, max_length, (0, 0), long, is_trained=True):
+            evaluation.notes.append(told)
         return evaluation
 
     def _label(self, emit: Emit) -> None:

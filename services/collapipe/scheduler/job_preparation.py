@@ -212,16 +212,14 @@ def describe_data(
             f"data.held_out is not set: {num_held_out} of {num_held_out + num_train} rows are held out to measure the model (the hash of a text chooses "
             f"about {HELD_OUT_SHARE:.0%}{limit}){rest if missing else ''}"
         )
-    warnings = (
-        say_unknown_labels(places, labels),
-        say_long_rows(
-            job.task.kind,
-            job.task.max_length,
-            (sum(data.num_long_rows for data in loaded), num_train),
-            (sum(data.num_long_held_out_rows for data in loaded), num_held_out),
-        ),
+    if unknown := say_unknown_labels(places, labels):
+        notes.append(f"warning: {unknown}")
+    long = sum(data.num_long_rows for data in loaded)
+    held_out_long = sum(data.num_long_held_out_rows for data in loaded)
+    told = say_long_rows(
+        job.task.kind, job.task.max_length, (long, num_train), (held_out_long, num_held_out)
     )
-    return [*notes, *(f"warning: {each}" for each in warnings if each)]
+    return [*notes, told] if told else notes
 
 
 def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:

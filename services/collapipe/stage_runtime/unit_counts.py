@@ -79,16 +79,18 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
         note += f", {len(labels)} labels" * bool(labels)
         long = sum(task.num_long_rows for task in tasks)
         held_out_long = sum(task.num_long_held_out_rows for task in tasks)
-        said = (
-            say_unknown_labels(places, labels),
-            say_long_rows(
-                job.task.kind,
-                job.task.max_length,
-                (long, sum(num_rows)),
-                (held_out_long, num_held_out),
-            ),
+        unknown = say_unknown_labels(places, labels)
+        cut = say_long_rows(
+            job.task.kind,
+            job.task.max_length,
+            (long, sum(num_rows)),
+            (held_out_long, num_held_out),
         )
-        told = {"notes": (note,), "warnings": tuple(filter(None, said)), "num_rows": num_rows}
+        told = {
+            "notes": tuple(filter(None, (note, cut))),
+            "warnings": (unknown,) if unknown else (),
+            "num_rows": num_rows,
+        }
         return labels, parse_vocabulary(first.vocabulary), told
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
     tokenizer = _tokenizer_without_data(job)
