@@ -182,7 +182,7 @@ JobOrNewest = Annotated[
     str | None,
     typer.Argument(
         metavar="[JOB]",
-        help="Id or name of the job. Default: the newest one.",
+        help="Id or name of the job. Default: the newest one that has not ended.",
         autocompletion=job_names,
     ),
 ]

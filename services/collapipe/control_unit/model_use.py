@@ -8,7 +8,7 @@ from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
-from collapipe.evaluation import make_evaluation, say_long_rows, say_unknown_labels
+from collapipe.evaluation import make_evaluation, say_long_rows, say_some, say_unknown_labels
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
@@ -20,8 +20,6 @@ Emit = Callable[[control_unit_pb2.RunModelResponse], None]
 
 _SIGNS_OF_A_WAIT = 15
 """After so many signs of life without an evaluated row, they tell what the hosts wait for."""
-_MOST_REFUSED = 8
-"""The numbers of so many refused texts are told."""
 _MAX_FILE_BYTES = 1 << 30
 """Largest file of held-out rows. Their control unit reads it as a whole."""
 
@@ -115,10 +113,9 @@ class ModelUse:
             except InvalidInputError as error:
                 refused.append((number, f"text {number} ({text!r:.40}): {error}"))
         if len(refused) > 1:
-            named = ", ".join(str(number) for number, _ in refused[:_MOST_REFUSED])
-            more = ", ..." if len(refused) > _MOST_REFUSED else ""
+            named = say_some([str(number) for number, _ in refused])
             raise InvalidInputError(
-                f"{len(refused)} of {len(texts)} texts cannot be answered (number {named}{more}); {refused[0][1]}"
+                f"{len(refused)} of {len(texts)} texts cannot be answered (number {named}); {refused[0][1]}"
             )
         if refused:
             raise InvalidInputError(refused[0][1])

@@ -1,5 +1,6 @@
 """The base class of all tasks, which makes micro-batches of rows and computes metrics of predictions."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
 from collapipe.models import IGNORED
 from collapipe.tasks.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
 
 IntArray = npt.NDArray[np.integer[Any]]
 """Token ids: int32 in memory, int64 in micro-batches."""
@@ -141,7 +144,15 @@ class Task(ABC, Generic[E]):
         new = self._rows.read()
         if self._label_ids is not None:
             self._check_labels(new.train, self._label_ids)
+        num_long = self.num_long_rows
         self._take(new)
+        if self.num_long_rows > num_long == 0:
+            _log.warning(
+                "%s: %d of the rows that were appended are longer than task.max_length = %d tokens, and are cut or left out",
+                self._rows.name,
+                self.num_long_rows,
+                self._vocabulary.max_length,
+            )
         return len(self._train)
 
     def micro_batches(self, row_indices: Sequence[int], num_micro_batches: int) -> list[MicroBatch]:

@@ -28,7 +28,7 @@ from collapipe.scheduler.web.job_values import status_of
 from collapipe.scheduler.web.rates import RateReader
 from collapipe.scheduler.web.snapshot import MOST_CLUSTERS, MOST_DETAILED, Focus, Snapshots
 from collapipe.telemetry.sources import Series
-from collapipe.v1 import scheduler_pb2
+from collapipe.v1 import plan_pb2, scheduler_pb2
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress
 from collapipe.v1.scheduler_pb2 import Host, Incident, RoundCommitted, RoundStarted
 
@@ -441,3 +441,10 @@ def test_job_tells_which_clusters_it_uses_unless_they_are_the_first_ones() -> No
         document = JobDocument(job_id="a", number=1, config_json=config.to_json(), owner="")
         clusters.append(status_of(document, ())["host_clusters"])
     assert clusters == [None, [3]]
+
+
+def test_busy_share_counts_every_slice() -> None:
+    predicted = {"mini_batch_seconds": 4.0, "bottleneck_seconds": 0.25}
+    plan = plan_pb2.Plan(num_micro_batches=2, num_slices=4)
+    assert snapshot._busy_share(predicted, plan) == 0.5
+    assert snapshot._busy_share(predicted, plan_pb2.Plan(num_micro_batches=2)) == 0.12

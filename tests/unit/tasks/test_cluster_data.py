@@ -1,6 +1,7 @@
 """Each cluster gets its rows of the job's data, also when rows are appended."""
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,20 @@ def test_dirichlet_without_labels_is_refused(tmp_path: Path, make_job: JobMaker)
     job = make_job("translation", data, model={"family": "marian"})
     with pytest.raises(InvalidInputError, match='skews labels, but the rows have none: use "iid"'):
         load_task(job, 0, None)
+
+
+def test_first_long_row_that_is_appended_is_logged_once(
+    texts: TextWriter, make_job: JobMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = texts("a.jsonl", 8)
+    data = {"train": path, "held_out": texts("b.jsonl", 3)}
+    task = load(make_job("classification", data, task={"max_length": 40}))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            append(path, "word " * 50, "warm")
+            task.refresh()
+    [record] = caplog.records
+    assert (
+        "1 of the rows that were appended are longer than task.max_length = 40"
+        in record.getMessage()
+    )
