@@ -134,6 +134,8 @@ def test_translations_equal_those_of_generate(
     with testbed.client() as client:
         client.export(finished.job_id, tmp_path / "model")
         found = answers(client, finished.job_id, TEXTS, max_new_tokens=9)
+        drawn = {"temperature": 0.9, "top_k": 20}
+        sampled, _ = answers(client, finished.job_id, TEXTS, max_new_tokens=9, seed=3, **drawn)
         by_default, _ = answers(client, finished.job_id, TEXTS[:1])
         with pytest.raises(InvalidInputError, match=r"^text 1 .* more than task.max_length = 32"):
             answers(client, finished.job_id, ["road " * 40])
@@ -149,6 +151,12 @@ def test_translations_equal_those_of_generate(
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     tokens, texts = generated(model, tokenizer, TEXTS, num_before=1, max_new_tokens=9)
     assert found[0] == tokens
+    options = {"num_before": 1, "max_new_tokens": 9, "do_sample": True, **drawn}
+    expected: list[list[int]] = []
+    for text in TEXTS:
+        torch.manual_seed(3)
+        expected += generated(model, tokenizer, [text], **options)[0]
+    assert sampled == expected != tokens
     assert [text.strip() for text in found[1]] == [text.strip() for text in texts]
     assert by_default == generated(model, tokenizer, TEXTS[:1], num_before=1)[0]
 

@@ -25,7 +25,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, LoraConfig
 from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
-from collapipe.models.pretrained import load_pretrained
+from collapipe.models.pretrained import MAKING_MODELS, load_pretrained
 from collapipe.models.quantised_layers import (
     frozen_linear_layers,
     quantise_layers,
@@ -168,7 +168,8 @@ class ModelAdapter(ABC):
 
         They are drawn as fp32, and then converted to `base_dtype`.
         """
-        model = self.model_classes[self.task](copy.deepcopy(self.config))
+        with MAKING_MODELS:
+            model = self.model_classes[self.task](copy.deepcopy(self.config))
         # As in `from_pretrained`, tables outside the state, such as those of rotary positions, stay fp32.
         for tensor in model.state_dict(keep_vars=True).values():
             if tensor.is_floating_point():

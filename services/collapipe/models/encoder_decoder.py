@@ -111,21 +111,21 @@ class DecoderHead(ModelHead):
     def generate(
         self, activation: Tensor, side: Side, chooser: TokenChooser, emit: EmitToken
     ) -> None:
-        settings = chooser.settings
-        options: dict[str, Any] = {}
-        if settings.temperature:
-            torch.manual_seed(settings.seed)
-            options = {
-                "do_sample": True,
-                "temperature": settings.temperature,
-                "top_k": settings.top_k,
-            }
+        from transformers import LogitsProcessorList
+
+        def leave_one(tokens: Tensor, scores: Tensor) -> Tensor:
+            # A draw by `transformers` would use torch's random state, which belongs to the whole process.
+            chosen = chooser.choose(scores)
+            one: Tensor = torch.full_like(scores, -torch.inf)
+            one[:, chosen] = 0
+            return one
+
         self.whole_model.generate(
             encoder_outputs=_encoder_outputs(activation),
             attention_mask=side["attention_mask"],
-            max_new_tokens=settings.max_new_tokens,
+            max_new_tokens=chooser.settings.max_new_tokens,
+            logits_processor=LogitsProcessorList([leave_one]),
             streamer=_Streamer(emit),
-            **options,
         )
 
 

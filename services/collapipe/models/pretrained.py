@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapipe.errors import InvalidInputError, NotFoundError
 from collapipe.pretrained_directories import pretrained_directory
@@ -23,26 +25,50 @@ if TYPE_CHECKING:
 # The loading threads of `transformers` would not be in the context of `TensorsOnDisk`.
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
+MAKING_MODELS = threading.RLock()
+"""Whoever makes a model holds this lock: while `from_pretrained` runs, it changes torch's default type and how models of the
+whole process tie their weights. Steps of training do not depend on these."""
+
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
+class _OwnRandomNumbers(TorchDispatchMode):
+    """A context in which this thread draws from a generator of its own.
+
+    The random state of torch belongs to the whole process, so other threads may seed it and draw from it meanwhile.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            if all(argument.name != "generator" for argument in func._schema.arguments):
+                func = func.overloadpacket.generator
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
 def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) -> "PreTrainedModel":
-    """Makes the first model of a job, equal for equal seeds, without a change of torch's random state.
+    """Makes the first model of a job, equal for equal seeds. It neither reads nor changes torch's random state.
 
     Args:
         pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the
             directory lacks, such as those of a labelling layer, are random.
-        seed: Torch is seeded with it before the model is built, and again before LoRA is added.
+        seed: Seed of the model's weights, and again of the weights of LoRA.
 
     Raises:
         InvalidInputError: The pretrained weights cannot be used.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _OwnRandomNumbers(seed):
         model = adapter.build_model()
-        if pretrained is not None:
-            _load_into(model, adapter, pretrained)
-        torch.manual_seed(seed)
+    if pretrained is not None:
+        _load_into(model, adapter, pretrained)
+    with _OwnRandomNumbers(seed):
         adapter.add_lora(model)
     return model
 
@@ -78,7 +104,7 @@ def load_pretrained(
         InvalidInputError: The weights do not fit the configuration.
     """
     load: Any = model_class.from_pretrained
-    with _no_output(), torch.random.fork_rng(devices=[]):
+    with MAKING_MODELS, _no_output(), _OwnRandomNumbers(seed=0):
         try:
             model, report = load(
                 directory,

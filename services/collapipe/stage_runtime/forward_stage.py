@@ -271,8 +271,8 @@ class ForwardStage:
             num_emitted += 1
             tokens = {"predictions": torch.tensor([[token]])}
             sent = Frame(FrameKind.PREDICTION, step_index, frame.micro_batch, tokens)
-            # Sending may wait for a neighbour, which may need the lock. Nothing draws random numbers meanwhile, because
-            # uses of a model and jobs take turns.
+            # Sending may wait for a neighbour, which may need the lock. Another job may seed torch's random state meanwhile,
+            # but the chooser has a generator of its own.
             COMPUTE_LOCK.release()
             try:
                 # Raises the failure that has ended the session meanwhile, because an answer may be long.

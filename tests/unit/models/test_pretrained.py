@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -67,11 +68,50 @@ def same_weights(model: PreTrainedModel, other: PreTrainedModel) -> bool:
 
 def test_equal_seeds_make_equal_weights(adapter: ModelAdapter) -> None:
     model = initial_model(adapter, None, seed=7)
-    torch.manual_seed(99)
-    before = torch.get_rng_state()
     assert same_weights(initial_model(adapter, None, seed=7), model)
     assert not same_weights(initial_model(adapter, None, seed=8), model)
-    assert torch.equal(torch.get_rng_state(), before)
+
+
+def seed_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Seeds torch's random state whenever a function is called, as another job of the process may do at any moment."""
+    function = getattr(owner, name)
+
+    def seed_and_call(*args: Any, **kwargs: Any) -> Any:
+        torch.default_generator.manual_seed(99)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, seed_and_call)
+
+
+def random_state_of(seed: int) -> Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+def test_job_that_seeds_meanwhile_changes_no_weights_and_keeps_its_random_numbers(
+    adapter: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = initial_model(adapter, None, seed=7)
+    seed_before(monkeypatch, torch.nn.init, "normal_")
+    seed_before(monkeypatch, type(adapter), "build_model")
+    torch.manual_seed(5)
+    assert same_weights(initial_model(adapter, None, seed=7), model)
+    assert torch.equal(torch.get_rng_state(), random_state_of(99))
+
+
+def test_job_that_seeds_while_weights_are_loaded_keeps_its_random_numbers(
+    make_adapter: MakeAdapter,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = initial_model(make_adapter("bert", "ner"), None, seed=1)
+    directory = save(saved, tokenizer, tmp_path)
+    adapter = make_adapter("bert", "classification", directory)  # The pooler is missing.
+    model = initial_model(adapter, directory, seed=7)
+    seed_before(monkeypatch, BertModel, "from_pretrained")
+    torch.manual_seed(5)
+    assert same_weights(initial_model(adapter, directory, seed=7), model)
+    assert torch.equal(torch.get_rng_state(), random_state_of(99))
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])

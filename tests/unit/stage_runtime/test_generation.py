@@ -183,6 +183,27 @@ def test_tokens_leave_without_the_compute_lock(
         assert not any(held)
 
 
+def test_job_that_seeds_meanwhile_changes_no_drawn_tokens(make_tokenizer) -> None:  # type: ignore[no-untyped-def]
+    adapter = make_adapter(make_tokenizer("marian"), "marian", "translation", TRANSLATOR)
+    drawn = GenerationSettings(NUM_NEW, temperature=1.0, seed=4)
+    answers: list[list[int]] = []
+    for seed in (1, 2):
+        chain = make_chain(adapter, states_of(adapter), TRAINING, WHOLE, [1])
+        answer: list[int] = []
+
+        def take(frame: Frame, seed: int = seed, answer: list[int] = answer) -> None:
+            torch.manual_seed(seed)
+            answer.append(int(frame.tensors["predictions"]))
+
+        chain.stages[0]._send_backward = take
+        feed(chain, 0, 0, torch.tensor([[5, 6, 2]]))
+        chain.mailboxes[0].put(Frame(FrameKind.END_GENERATION, 0, 0))
+        chain.run_in_parallel(lambda stage: stage.run_generation(1, drawn))
+        answers.append(answer)
+    assert answers[0] == answers[1]
+    assert len(answers[0]) > 1
+
+
 def test_translation_ends_when_its_session_is_aborted(make_tokenizer) -> None:  # type: ignore[no-untyped-def]
     adapter = make_adapter(make_tokenizer("marian"), "marian", "translation", TRANSLATOR)
     chain = make_chain(adapter, states_of(adapter), TRAINING, WHOLE, [1])
