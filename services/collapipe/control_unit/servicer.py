@@ -59,6 +59,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._tasks: dict[str, Task] = {}
         self._one_attempt = threading.Lock()
         self._latest: dict[str, plan_pb2.Attempt] = {}
+        self._newest_load: object = None
+        """Stands for the last call of `PrepareData`. A load of a cancelled job may end after it."""
         self._round: ClusterRound | None = None
         """The attempt at a round that runs."""
         self._copy: MomentCopy | None = None
@@ -69,6 +71,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self, request: control_unit_pb2.PrepareDataRequest, context: grpc.ServicerContext
     ) -> Iterator[control_unit_pb2.PrepareDataResponse]:
         """Loads the data of the cluster."""
+        this_load = self._newest_load = object()
 
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
             job = JobConfig.from_json(request.job.config_json)
@@ -80,6 +83,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             if request.HasField("vocabulary"):
                 vocabulary = fetch_vocabulary(store, self._resources.channels, request.vocabulary)
             task = load_task(job, request.cluster_index, vocabulary)
+            if self._newest_load is not this_load:
+                raise CancelledError(
+                    f"the data of job {request.job.job_id} are not needed: a later call loads other data"
+                )
             self._tasks = {request.job.job_id: task}
             digest = store.put_bytes(task.vocabulary)
             self._hide(request.job, digest)

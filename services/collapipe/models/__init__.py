@@ -15,6 +15,7 @@ from collapipe.models.generation import TokenChooser as TokenChooser
 from collapipe.models.key_values import KeyValues as KeyValues
 from collapipe.models.lora import changes_embeddings as changes_embeddings
 from collapipe.models.lora import frozen_names as frozen_names
+from collapipe.models.pretrained import MAKING_MODELS as MAKING_MODELS
 from collapipe.models.pretrained import initial_model as initial_model
 from collapipe.models.pretrained import read_frozen as read_frozen
 from collapipe.models.quantised_layers import is_quantised as is_quantised

@@ -164,7 +164,7 @@ class ModelAdapter(ABC):
                 yield index
 
     def build_model(self) -> "PreTrainedModel":
-        """Builds the whole model in training mode, without LoRA; its weights come from torch's random state.
+        """Builds the whole model in training mode, without LoRA, with random weights.
 
         They are drawn as fp32, and then converted to `base_dtype`.
         """

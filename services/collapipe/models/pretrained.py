@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 MAKING_MODELS = threading.RLock()
-"""Whoever makes a model holds this lock: while `from_pretrained` runs, it changes torch's default type and how models of the
-whole process tie their weights. Steps of training do not depend on these."""
+"""Whoever makes a model holds this lock. While `from_pretrained` runs, torch's default type is another one, and no model of
+this process ties its weights. Other code must not depend on the default type: it names the type of each tensor that it makes."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -64,11 +64,11 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
     Raises:
         InvalidInputError: The pretrained weights cannot be used.
     """
-    with _OwnRandomNumbers(seed):
+    with MAKING_MODELS, _OwnRandomNumbers(seed):
         model = adapter.build_model()
     if pretrained is not None:
         _load_into(model, adapter, pretrained)
-    with _OwnRandomNumbers(seed):
+    with MAKING_MODELS, _OwnRandomNumbers(seed):
         adapter.add_lora(model)
     return model
 

@@ -47,7 +47,7 @@ def quantise_layers(unit: nn.Module, compute_dtype: torch.dtype) -> None:
         quantised.register_state_dict_post_hook(_drop_scales)
         num_weights = in_features * out_features
         packed = torch.zeros(math.ceil(num_weights / 2), 1, dtype=torch.uint8)
-        scales = torch.zeros(math.ceil(num_weights / _BLOCK))
+        scales = torch.zeros(math.ceil(num_weights / _BLOCK), dtype=torch.float32)
         shape = torch.Size((out_features, in_features))
         _set_weight(quantised, packed, _state(scales, shape, compute_dtype))
         unit.set_submodule(name, quantised)

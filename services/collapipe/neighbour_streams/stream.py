@@ -162,8 +162,12 @@ def serve_previous_stage(
             links.receive(requests)
         except CollapipeError as error:
             on_failure(error)
-        except Exception:  # gRPC raises a bare Exception when the caller goes away.
-            on_failure(PeerLostError("", "the previous stage broke its stream"))
+        except Exception as error:
+            reason = "the previous stage broke its stream"
+            if type(error) is not Exception:  # gRPC raises a bare one when the caller goes away.
+                logger.exception("receiving from the previous stage failed unexpectedly")
+                reason = f"this host could not use what the previous stage sent: {explain_unexpected(error)}"
+            on_failure(PeerLostError("", reason))
 
     threading.Thread(target=receive, name="stream from the previous stage", daemon=True).start()
     yield Response(opened=stage_pb2.LinkOpened())

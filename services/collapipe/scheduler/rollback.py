@@ -25,7 +25,7 @@ def roll_back(
         PeerLostError: The edge server was lost.
     """
     document = jobs.get(request.job_id)
-    edge_server = next((host for host in registry.alive() if host.role == EDGE_SERVER), None)
+    edge_server = next((host for host in registry.heard() if host.role == EDGE_SERVER), None)
     if edge_server is None:
         raise WrongStateError(
             f"job {request.job_id} cannot go back to an earlier commit without the edge server, which keeps the commits: "

@@ -110,24 +110,31 @@ class HostResources:
         return blob
 
     def find_blob(self, digest: str, *, for_outsider: bool = False) -> Readable:
-        """Finds a blob among the units in memory, then on the disk; raises `NotFoundError`.
+        """Finds a blob on the disk, then among the units in memory; raises `NotFoundError`.
 
         Args:
             for_outsider: Finds no blob that is hidden from hosts outside of the cluster.
         """
-        try:
-            return self.held_blob(digest, for_outsider=for_outsider)
-        except NotFoundError:
-            if digest in self.frozen:
-                return self.frozen.find(digest)
-            if self._stores is None:
-                raise
-            return self._stores.find(digest, for_outsider=for_outsider)
+        if digest in self.frozen:
+            return self.frozen.find(digest)
+        if self._stores is not None:
+            # A file does not change. A unit in memory changes while it is read, if another job has equal weights and trains.
+            with suppress(NotFoundError):
+                return self._stores.find(digest, for_outsider=for_outsider)
+        return self.held_blob(digest, for_outsider=for_outsider)
 
-    def held_blob(self, digest: str, *, for_outsider: bool = False) -> Readable:
-        """Finds a blob among the units in memory, as `find_blob`; raises `NotFoundError`."""
-        for units in list(self._units_of_clusters.values()):
+    def held_blob(
+        self, digest: str, *, for_outsider: bool = False, job_id: str | None = None
+    ) -> Readable:
+        """Finds a blob among the units in memory, as `find_blob`; raises `NotFoundError`.
+
+        Args:
+            job_id: Looks only among the units of this job.
+        """
+        for cluster, units in list(self._units_of_clusters.items()):
             if for_outsider and units.are_hidden:
+                continue
+            if job_id is not None and self._job_of_clusters.get(cluster) != job_id:
                 continue
             with suppress(NotFoundError):
                 return units.blob(digest)

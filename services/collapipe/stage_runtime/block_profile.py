@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import InvalidInputError
-from collapipe.models import Head, ModelAdapter, Side
+from collapipe.models import MAKING_MODELS, Head, ModelAdapter, Side
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.compute_device import ComputeDevice
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
@@ -137,7 +137,8 @@ def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int
     # Whether a row has padding must be known here, because a fake mask has no values.
     shape = (*side["attention_mask"].shape, hidden_size)
     adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
-    with FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
+    # Another job's model may be loaded for minutes, and the heads of other jobs must not wait for that.
+    with MAKING_MODELS, FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
         # Fake tensors cannot be quantised, and a quantised layer keeps as much.
         unit = adapter.build_unit(unit_index, quantise=False).train()
         activation = None

@@ -95,7 +95,7 @@ class Int8RowCodec:
     def decode(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
         num_rows = _num_rows(shape)
         if not num_rows:
-            return torch.empty(shape)
+            return torch.empty(shape, dtype=torch.float32)
         scales = data[: num_rows * _SCALE_BYTES].view(torch.float32)
         rows = data[num_rows * _SCALE_BYTES :].view(torch.int8).reshape(num_rows, -1)
         return rows.to(torch.float32).mul_(scales.unsqueeze(1)).reshape(shape)
@@ -116,7 +116,7 @@ class Int4HadamardCodec:
     """
 
     def __init__(self) -> None:
-        rotation = torch.ones(1, 1)
+        rotation = torch.ones(1, 1, dtype=torch.float32)
         while len(rotation) < _TILE:  # Sylvester's construction
             rotation = torch.cat(
                 (torch.cat((rotation, rotation), 1), torch.cat((rotation, -rotation), 1))
@@ -156,10 +156,10 @@ class Int4HadamardCodec:
     def decode(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
         num_tiles, num_rows = self._num_tiles(shape), _num_rows(shape)
         if not num_tiles:
-            return torch.empty(shape)
+            return torch.empty(shape, dtype=torch.float32)
         scales = data[: num_tiles * _TILE_SCALE_BYTES].view(torch.bfloat16).to(torch.float32)
         packed = data[num_tiles * _TILE_SCALE_BYTES :].view(num_tiles, _TILE_BYTES)
-        levels = torch.empty(num_tiles, _TILE)
+        levels = torch.empty(num_tiles, _TILE, dtype=torch.float32)
         levels[:, :_TILE_BYTES] = packed & (_INT4_LEVELS - 1)
         levels[:, _TILE_BYTES:] = packed >> 4
         levels.mul_(2).sub_(_INT4_LEVELS - 1)

@@ -85,7 +85,8 @@ class TopKCodec:
             raise CorruptDataError("the positions of a chunk of top_k do not ascend")
         magnitudes = levels.gather(1, (codes >> 1).to(torch.int64))
         values = torch.where(codes & 1 == 1, -magnitudes, magnitudes)
-        chunks = torch.zeros(num_chunks, _CHUNK).scatter_(1, positions, values)
+        chunks = torch.zeros(num_chunks, _CHUNK, dtype=torch.float32)
+        chunks.scatter_(1, positions, values)
         return chunks.reshape(-1)[: prod(shape)].reshape(shape)
 
 

@@ -17,6 +17,7 @@ import pytest
 from typing_extensions import Self
 
 INIT = Path(__file__).with_name("init.sh")
+_PTRACE = Path(__file__).with_name("ptrace.c")
 KERNEL = "linux.uml"
 SHARED = Path("/shared")
 """Path in the guest of the folder that it shares with this machine."""
@@ -25,11 +26,20 @@ _BOOT_SECONDS = 90.0
 
 
 def need_uml() -> None:
-    """Skips the test if User-Mode Linux is not installed."""
+    """Skips the test if User-Mode Linux cannot run."""
     if not shutil.which(KERNEL) or not shutil.which("modprobe"):
         pytest.skip(
             "no User-Mode Linux on this machine: apt-get install user-mode-linux kmod iproute2"
         )
+    if _has_unknown_registers() and not shutil.which("cc"):
+        pytest.skip(
+            "this processor has registers that User-Mode Linux does not know, and there is no C compiler to build what it "
+            "needs for them: apt-get install gcc libc6-dev"
+        )
+
+
+def _has_unknown_registers() -> bool:
+    return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 
 
 class CommandError(Exception):
@@ -59,12 +69,17 @@ class Guest:
     def __enter__(self) -> Self:
         log = open(self.shared / "guest.log", "ab")
         memory_files = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
+        environment = {**os.environ, "TMPDIR": memory_files}
+        if _has_unknown_registers():
+            library = self.shared / "ptrace.so"
+            subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, _PTRACE], check=True)
+            environment["LD_PRELOAD"] = str(library)
         self._process = subprocess.Popen(
             self._line,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "TMPDIR": memory_files},
+            env=environment,
             start_new_session=True,
         )
         self._log = log

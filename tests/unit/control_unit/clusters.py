@@ -103,7 +103,7 @@ class Cluster:
             request.vocabulary.CopyFrom(
                 self._vocabulary
             )  # as the scheduler does when a job resumes
-        data = _last(self._control_unit().PrepareData(request, timeout=SECONDS))
+        data = _last(self.control_unit().PrepareData(request, timeout=SECONDS))
         # The scheduler orders labels in the same way.
         self._labels = sorted(data.labels, key=lambda label: (label != "O", label))
         self._vocabulary = data.vocabulary
@@ -177,7 +177,7 @@ class Cluster:
             request.candidate_stages.extend(self._candidate_stages)
         change(request)
         prepared: RoundPrepared | None = None
-        for response in self._control_unit().RunRound(request, timeout=SECONDS):
+        for response in self.control_unit().RunRound(request, timeout=SECONDS):
             if response.HasField("evaluation"):
                 self.evaluations.append(dict(response.evaluation.sums))
             if response.HasField("prepared"):
@@ -230,7 +230,7 @@ class Cluster:
             tensors |= load_file(blobs / digest)
         return tensors
 
-    def _control_unit(self) -> Any:
+    def control_unit(self) -> Any:
         channel = self.channels.channel(self.addresses["control-unit-0"])
         return control_unit_pb2_grpc.ControlUnitServiceStub(channel)
 

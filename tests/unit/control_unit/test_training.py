@@ -1,5 +1,6 @@
 """The order in which the control unit starts steps, collects their results and draws mini-batches."""
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,14 +13,63 @@ from reference.comparison import first_difference
 from reference.federated_job import train_job
 from reference.tiny_jobs import make_job
 
+from collapipe.control_unit import servicer
 from collapipe.control_unit.cluster_round import _one_ahead
+from collapipe.errors import NotFoundError
 from collapipe.stage_host import StageSession
 from collapipe.stage_runtime.forward_stage import ForwardStage, Step
+from collapipe.tasks import Task, load_task
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import stage_pb2
+from collapipe.v1.control_unit_pb2 import PrepareDataRequest
+from collapipe.v1.job_pb2 import JobSpec
+from collapipe.weights.tensor_blob import TensorBlob
 
-from .clusters import Cluster, MakeCluster
+from .clusters import JOB_ID, Cluster, MakeCluster
 from .test_whole_model_plans import SPREAD
+
+
+def test_data_of_a_cancelled_job_do_not_replace_those_of_the_next_one(
+    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data of a large job are still being loaded when the next job has its own."""
+    job = make_job(tmp_path, training={"rounds": 1})
+    cluster = make_cluster(job)
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def load_slowly(*arguments: Any) -> Task:
+        assert goes_on.wait(60)
+        try:
+            return load_task(*arguments)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(servicer, "load_task", load_slowly)
+    large = PrepareDataRequest(job=JobSpec(job_id="large", config_json=job.to_json()))
+    call = cluster.control_unit().PrepareData(large, timeout=60)
+    next(call)  # a sign of life
+    call.cancel()
+    monkeypatch.setattr(servicer, "load_task", load_task)
+    cluster.prepare()
+    goes_on.set()
+    assert ended.wait(60)
+    cluster.run_round(SPREAD)
+    assert cluster.losses == train_job(job).losses[0]
+
+
+def test_file_is_preferred_to_memory_that_another_job_may_change(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(make_job(tmp_path, training={"rounds": 1}))
+    cluster.run_round(SPREAD)
+    edge_server = cluster.resources["edge-server"]
+    head = cluster.commit.global_units[-1].weights_digest
+    state = cluster.commit.clusters[0].units[-1].optimizer_digest
+    assert isinstance(edge_server.held_blob(head), TensorBlob)
+    assert not isinstance(edge_server.find_blob(head), TensorBlob)
+    edge_server.held_blob(state, job_id=JOB_ID)
+    with pytest.raises(NotFoundError):
+        edge_server.held_blob(state, job_id="another job")
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.1])

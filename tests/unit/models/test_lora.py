@@ -47,6 +47,23 @@ def llama(make_adapter: MakeAdapter) -> ModelAdapter:
     return make_adapter("llama", "causal_lm")
 
 
+def test_job_that_seeds_meanwhile_changes_no_weights(
+    llama: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = with_lora(llama, target_modules=["q_proj", "embed_tokens"])
+    expected = initial_model(adapter, None, seed=3).state_dict()
+    add_lora = ModelAdapter.add_lora
+
+    def seed_and_add(adapter: ModelAdapter, model: Any) -> Any:
+        torch.default_generator.manual_seed(99)
+        return add_lora(adapter, model)
+
+    monkeypatch.setattr(ModelAdapter, "add_lora", seed_and_add)
+    found = initial_model(adapter, None, seed=3).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(99).get_state())
+
+
 def test_frozen_weights_have_the_names_of_a_model_without_lora(adapter: ModelAdapter) -> None:
     changed = with_lora(adapter, target_modules="all-linear")
     plain = split_state(adapter, initial_model(adapter, None, seed=3))

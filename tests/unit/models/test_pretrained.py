@@ -1,6 +1,7 @@
 """Tests that pretrained directories give their weights, and that errors name what is wrong."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from transformers import (
     MarianMTModel,
     PreTrainedModel,
 )
+from transformers.initialization import no_tie_weights
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig
@@ -96,6 +98,32 @@ def test_job_that_seeds_meanwhile_changes_no_weights_and_keeps_its_random_number
     torch.manual_seed(5)
     assert same_weights(initial_model(adapter, None, seed=7), model)
     assert torch.equal(torch.get_rng_state(), random_state_of(99))
+
+
+def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
+    make_adapter: MakeAdapter,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved = initial_model(make_adapter("bert", "ner"), None, seed=1)
+    adapter = make_adapter("bert", "classification", save(saved, tokenizer, tmp_path))
+    other = make_adapter("marian", "translation")
+    built: list[Any] = []
+    thread = threading.Thread(target=lambda: built.append(other.build_model()))
+    load = BertModel.from_pretrained
+
+    def load_slowly(*args: Any, **kwargs: Any) -> Any:
+        with no_tie_weights():  # `from_pretrained` does this for a moment.
+            thread.start()
+            thread.join(2)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(BertModel, "from_pretrained", load_slowly)
+    initial_model(adapter, str(tmp_path), seed=7)
+    thread.join()
+    [model] = built
+    assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
 
 
 def test_job_that_seeds_while_weights_are_loaded_keeps_its_random_numbers(

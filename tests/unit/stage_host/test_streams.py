@@ -329,6 +329,19 @@ def test_stream_that_breaks_during_a_step_fails_the_session(
     assert "previous stage broke its stream" in session.expect("failed").failed.message
 
 
+def test_frame_that_this_host_cannot_use_is_told_with_its_reason(
+    session: Session, stream: NeighbourStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(assembler: FrameAssembler, header: FrameHeader) -> None:
+        raise RuntimeError("no such operation")
+
+    session.run_step(0, num_micro_batches=2)
+    monkeypatch.setattr(FrameAssembler, "begin", refuse)
+    stream.send_frame(activation_frame(0))
+    said = session.expect("failed").failed.message
+    assert "could not use what the previous stage sent: RuntimeError: no such operation" in said
+
+
 def test_stream_that_breaks_after_the_last_step_lets_the_session_finish(
     session: Session, stream: NeighbourStream
 ) -> None:

@@ -49,6 +49,22 @@ def test_shape_and_type_survive_every_codec(codec: Codec, shape: tuple[int, ...]
     assert (arrived.shape, arrived.dtype) == (shape, torch.float32)
 
 
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_default_type_that_another_job_sets_for_a_moment_changes_nothing(
+    codec: Codec, shape: tuple[int, ...]
+) -> None:
+    sent = torch.randn(shape)
+    expected = activation(sent, codec)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        arrived = activation(sent, codec)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert arrived.dtype == torch.float32
+    assert torch.equal(arrived, expected)
+
+
 def test_bf16_rounds_as_torch_does() -> None:
     sent = torch.randn(5, 40) * 1e3
     assert torch.equal(activation(sent, CODEC_BF16), sent.to(torch.bfloat16).float())

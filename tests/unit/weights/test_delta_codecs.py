@@ -61,6 +61,22 @@ def test_receiver_decodes_the_bits_that_the_sender_expects(codec: UploadCodecNam
         base, residual = encoded.weights, encoded.residual
 
 
+@pytest.mark.parametrize("codec", ["fp32", *LOSSY])
+def test_default_type_that_another_job_sets_for_a_moment_changes_nothing(
+    codec: UploadCodecName,
+) -> None:
+    base, new = unit(), trained(unit())
+    expected = encode_delta(codec, new, base, {})
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        encoded = encode_delta(codec, new, base, {})
+        arrived = decode_delta(over_the_wire(encoded.tensors), base)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same_bits(arrived, expected.weights)
+    assert_same_bits(encoded.residual, expected.residual)
+
+
 @pytest.mark.parametrize("codec", LOSSY)
 def test_encoding_has_the_announced_size_and_is_the_same_every_time(codec: UploadCodecName) -> None:
     base, new = unit(), trained(unit())
