@@ -85,7 +85,7 @@ class MomentCopy:
             return
         resources = self._resources
         if stage.host_id == resources.host_id:
-            self._store.put(digest, resources.find_blob(digest).read(), is_checked=True)
+            self._store.put(digest, resources.held_blob(digest).read(), is_checked=True)
         else:
             store_blob(
                 self._store,

@@ -60,7 +60,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self._one_attempt = threading.Lock()
         self._latest: dict[str, plan_pb2.Attempt] = {}
         self._newest_load: object = None
-        """Stands for the last call of `PrepareData`. A load of a cancelled job may end after it."""
+        """Identifies the latest call of `PrepareData`. The load of a cancelled call may end after it has begun."""
         self._round: ClusterRound | None = None
         """The attempt at a round that runs."""
         self._copy: MomentCopy | None = None
@@ -71,9 +71,9 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self, request: control_unit_pb2.PrepareDataRequest, context: grpc.ServicerContext
     ) -> Iterator[control_unit_pb2.PrepareDataResponse]:
         """Loads the data of the cluster."""
-        this_load = self._newest_load = object()
 
         def work(emit: Callable[[control_unit_pb2.PrepareDataResponse], None]) -> None:
+            this_load = self._newest_load = object()
             job = JobConfig.from_json(request.job.config_json)
             self._resources.check_files(job, request.cluster_index)
             self._check_owner(request.owner)
@@ -85,7 +85,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             task = load_task(job, request.cluster_index, vocabulary)
             if self._newest_load is not this_load:
                 raise CancelledError(
-                    f"the data of job {request.job.job_id} are not needed: a later call loads other data"
+                    f"the data of job {request.job.job_id} are not needed: a later call loads its data"
                 )
             self._tasks = {request.job.job_id: task}
             digest = store.put_bytes(task.vocabulary)
@@ -196,7 +196,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                     yield request.chunk
             except CollapipeError:
                 raise
-            except Exception as error:  # gRPC raises a bare Exception when the caller goes away.
+            except Exception as error:  # gRPC raises an RpcError when the caller goes away.
                 raise CancelledError("the caller went away") from error
 
         def work(emit: Callable[[control_unit_pb2.RunModelResponse], None]) -> None:

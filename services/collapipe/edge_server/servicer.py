@@ -208,7 +208,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         store = self._stores.store(commit.job_id)
         for state in (unit for cluster in commit.clusters for unit in cluster.units):
             with suppress(NotFoundError):  # The devices and the control units have the others.
-                # Another job may have an equal state, and change it while it is read.
+                # Only in this job's units: another job with an equal state may train on while it is read.
                 blob = self._resources.held_blob(state.optimizer_digest, job_id=commit.job_id)
                 store.put(state.optimizer_digest, blob.read(), is_checked=True)
 

@@ -113,18 +113,19 @@ class DecoderHead(ModelHead):
     ) -> None:
         from transformers import LogitsProcessorList
 
-        def leave_one(tokens: Tensor, scores: Tensor) -> Tensor:
-            # A draw by `transformers` would use torch's random state, which belongs to the whole process.
+        def only_the_chosen(tokens: Tensor, scores: Tensor) -> Tensor:
+            # `generate` takes the most probable token, so it takes the only one that is left. If it drew tokens itself, it
+            # would use torch's random state, which belongs to the process.
             chosen = chooser.choose(scores)
-            one: Tensor = torch.full_like(scores, -torch.inf)
-            one[:, chosen] = 0
-            return one
+            left: Tensor = torch.full_like(scores, -torch.inf)
+            left[:, chosen] = 0
+            return left
 
         self.whole_model.generate(
             encoder_outputs=_encoder_outputs(activation),
             attention_mask=side["attention_mask"],
             max_new_tokens=chooser.settings.max_new_tokens,
-            logits_processor=LogitsProcessorList([leave_one]),
+            logits_processor=LogitsProcessorList([only_the_chosen]),
             streamer=_Streamer(emit),
         )
 

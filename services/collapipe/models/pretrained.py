@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 MAKING_MODELS = threading.RLock()
-"""Whoever makes a model holds this lock. While `from_pretrained` runs, torch's default type is another one, and no model of
-this process ties its weights. Other code must not depend on the default type: it names the type of each tensor that it makes."""
+"""Whoever makes a model holds this lock, and takes it before `COMPUTE_LOCK`. For a moment, `from_pretrained` changes two things
+for the whole process: torch's default type, and whether new models tie their weights. So code that runs without this lock names
+the type of each floating-point tensor that it makes."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 class _OwnRandomNumbers(TorchDispatchMode):
-    """A context in which this thread draws from a generator of its own.
+    """A context whose thread draws from a generator of its own, for tensors on the CPU.
 
-    The random state of torch belongs to the whole process, so other threads may seed it and draw from it meanwhile.
+    Torch's random state belongs to the process, so other threads may change it at any moment.
     """
 
     def __init__(self, seed: int) -> None:
@@ -59,16 +60,16 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
     Args:
         pretrained: A name for `pretrained_directory`, or `None` for random weights. Weights that the
             directory lacks, such as those of a labelling layer, are random.
-        seed: Seed of the model's weights, and again of the weights of LoRA.
+        seed: Seeds the weights of the model, and separately those of LoRA.
 
     Raises:
         InvalidInputError: The pretrained weights cannot be used.
     """
-    with MAKING_MODELS, _OwnRandomNumbers(seed):
+    with _OwnRandomNumbers(seed):
         model = adapter.build_model()
     if pretrained is not None:
         _load_into(model, adapter, pretrained)
-    with MAKING_MODELS, _OwnRandomNumbers(seed):
+    with MAKING_MODELS, _OwnRandomNumbers(seed):  # LoRA has torch's default type.
         adapter.add_lora(model)
     return model
 

@@ -164,9 +164,9 @@ def serve_previous_stage(
             on_failure(error)
         except Exception as error:
             reason = "the previous stage broke its stream"
-            if type(error) is not Exception:  # gRPC raises a bare one when the caller goes away.
+            if not isinstance(error, grpc.RpcError):  # It says that the caller has gone away.
                 logger.exception("receiving from the previous stage failed unexpectedly")
-                reason = f"this host could not use what the previous stage sent: {explain_unexpected(error)}"
+                reason = f"this host could not use what the previous stage sent. On this host: {explain_unexpected(error)}"
             on_failure(PeerLostError("", reason))
 
     threading.Thread(target=receive, name="stream from the previous stage", daemon=True).start()

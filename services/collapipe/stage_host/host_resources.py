@@ -118,7 +118,7 @@ class HostResources:
         if digest in self.frozen:
             return self.frozen.find(digest)
         if self._stores is not None:
-            # A file does not change. A unit in memory changes while it is read, if another job has equal weights and trains.
+            # A file does not change. A unit in memory does if another job has equal weights and trains while they are read.
             with suppress(NotFoundError):
                 return self._stores.find(digest, for_outsider=for_outsider)
         return self.held_blob(digest, for_outsider=for_outsider)
@@ -126,10 +126,11 @@ class HostResources:
     def held_blob(
         self, digest: str, *, for_outsider: bool = False, job_id: str | None = None
     ) -> Readable:
-        """Finds a blob among the units in memory, as `find_blob`; raises `NotFoundError`.
+        """Finds a blob among the units in memory; raises `NotFoundError`.
 
         Args:
-            job_id: Looks only among the units of this job.
+            for_outsider: As in `find_blob`.
+            job_id: The job whose units are searched. `None` for all.
         """
         for cluster, units in list(self._units_of_clusters.items()):
             if for_outsider and units.are_hidden:

@@ -117,7 +117,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                             )
             except CollapipeError as error:
                 admitted.stop(error)
-            except Exception as error:  # gRPC raises a bare Exception when the caller goes away.
+            except Exception as error:  # gRPC raises an RpcError when the caller goes away.
                 if context.is_active():
                     logger.exception("receiving commands failed unexpectedly")
                     admitted.stop(AttemptFailedError(explain_unexpected(error)))

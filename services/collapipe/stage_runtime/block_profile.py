@@ -137,7 +137,7 @@ def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int
     # Whether a row has padding must be known here, because a fake mask has no values.
     shape = (*side["attention_mask"].shape, hidden_size)
     adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
-    # Another job's model may be loaded for minutes, and the heads of other jobs must not wait for that.
+    # The load of another model may hold the first lock for minutes, and heads must not wait for it.
     with MAKING_MODELS, FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
         # Fake tensors cannot be quantised, and a quantised layer keeps as much.
         unit = adapter.build_unit(unit_index, quantise=False).train()

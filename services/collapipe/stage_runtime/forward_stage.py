@@ -271,8 +271,8 @@ class ForwardStage:
             num_emitted += 1
             tokens = {"predictions": torch.tensor([[token]])}
             sent = Frame(FrameKind.PREDICTION, step_index, frame.micro_batch, tokens)
-            # Sending may wait for a neighbour, which may need the lock. Another job may seed torch's random state meanwhile,
-            # but the chooser has a generator of its own.
+            # Sending may wait for a neighbour that needs the lock, so it is released. Other jobs may then change torch's random
+            # state, but the chooser draws from its own generator.
             COMPUTE_LOCK.release()
             try:
                 # Raises the failure that has ended the session meanwhile, because an answer may be long.

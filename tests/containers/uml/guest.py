@@ -31,14 +31,14 @@ def need_uml() -> None:
         pytest.skip(
             "no User-Mode Linux on this machine: apt-get install user-mode-linux kmod iproute2"
         )
-    if _has_unknown_registers() and not shutil.which("cc"):
+    if _has_amx() and not shutil.which("cc"):
         pytest.skip(
-            "this processor has registers that User-Mode Linux does not know, and there is no C compiler to build what it "
-            "needs for them: apt-get install gcc libc6-dev"
+            "this processor has AMX, and there is no C compiler to build what User-Mode Linux needs for it: "
+            "apt-get install gcc libc6-dev"
         )
 
 
-def _has_unknown_registers() -> bool:
+def _has_amx() -> bool:
     return "amx_tile" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
 
 
@@ -67,13 +67,13 @@ class Guest:
         self._unread = b""
 
     def __enter__(self) -> Self:
-        log = open(self.shared / "guest.log", "ab")
         memory_files = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
         environment = {**os.environ, "TMPDIR": memory_files}
-        if _has_unknown_registers():
+        if _has_amx():
             library = self.shared / "ptrace.so"
             subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, _PTRACE], check=True)
             environment["LD_PRELOAD"] = str(library)
+        log = open(self.shared / "guest.log", "ab")
         self._process = subprocess.Popen(
             self._line,
             stdin=subprocess.PIPE,

@@ -1,8 +1,8 @@
-/* Lets User-Mode Linux run on processors with more registers than it knows, such as those of AMX.
+/* Lets User-Mode Linux 6.1 run on processors with AMX.
 
-   Its kernel 6.1 reads and writes the extended registers of a process with a buffer of fixed size, and the kernel of such a
-   machine refuses to write a part of them. This `ptrace` reads all of them, replaces the part that was given, and writes all.
-   The layout of that part is the same. LD_PRELOAD puts it before the function of the C library. */
+   It keeps the extended registers of a process in a buffer of fixed size. With AMX there are more, and the kernel of this machine
+   refuses to write only a part of them. So this `ptrace`, which LD_PRELOAD puts before that of the C library, reads all registers,
+   replaces the part that was given, and writes all. That part comes first, and has the same layout. */
 
 #include <elf.h>
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static char all[1 << 16];
+static char all[1 << 16]; /* The stacks of User-Mode Linux are small, and only one of its threads calls `ptrace`. */
 
 long ptrace(enum __ptrace_request request, ...)
 {

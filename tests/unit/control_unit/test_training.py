@@ -35,9 +35,10 @@ def test_data_of_a_cancelled_job_do_not_replace_those_of_the_next_one(
     """The data of a large job are still being loaded when the next job has its own."""
     job = make_job(tmp_path, training={"rounds": 1})
     cluster = make_cluster(job)
-    goes_on, ended = threading.Event(), threading.Event()
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     def load_slowly(*arguments: Any) -> Task:
+        begun.set()
         assert goes_on.wait(60)
         try:
             return load_task(*arguments)
@@ -47,7 +48,7 @@ def test_data_of_a_cancelled_job_do_not_replace_those_of_the_next_one(
     monkeypatch.setattr(servicer, "load_task", load_slowly)
     large = PrepareDataRequest(job=JobSpec(job_id="large", config_json=job.to_json()))
     call = cluster.control_unit().PrepareData(large, timeout=60)
-    next(call)  # a sign of life
+    assert begun.wait(60)
     call.cancel()
     monkeypatch.setattr(servicer, "load_task", load_task)
     cluster.prepare()

@@ -75,7 +75,7 @@ def test_equal_seeds_make_equal_weights(adapter: ModelAdapter) -> None:
 
 
 def seed_before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Seeds torch's random state whenever a function is called, as another job of the process may do at any moment."""
+    """Makes a function seed torch's random state before it runs, as another job may at any moment."""
     function = getattr(owner, name)
 
     def seed_and_call(*args: Any, **kwargs: Any) -> Any:

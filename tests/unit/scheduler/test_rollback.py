@@ -94,6 +94,19 @@ def test_job_does_not_go_back_without_an_edge_server(
     assert (document.num_rounds_committed, document.attempt) == (3, 0)
 
 
+def test_job_goes_back_although_another_one_has_just_blamed_the_edge_server(
+    scheduler: SchedulerServicer,
+    jobs: JobStore,
+    registry: HostRegistry,
+    edge: tuple[BlockedEdgeServer, scheduler_pb2.Host],
+) -> None:
+    servicer, host = edge
+    registry.register(host)
+    registry.suspect(host.host_id, "it broke its stream")
+    servicer.may_go_on.set()
+    assert go_back(scheduler, jobs).job.num_rounds_committed == 1
+
+
 def test_job_that_is_resumed_while_it_goes_back_waits(
     scheduler: SchedulerServicer,
     jobs: JobStore,

@@ -1,5 +1,7 @@
 import contextlib
 import math
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -332,14 +334,42 @@ def test_stream_that_breaks_during_a_step_fails_the_session(
 def test_frame_that_this_host_cannot_use_is_told_with_its_reason(
     session: Session, stream: NeighbourStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(assembler: FrameAssembler, header: FrameHeader) -> None:
-        raise RuntimeError("no such operation")
+    begin = FrameAssembler.begin
+
+    def refuse(assembler: FrameAssembler, header: FrameHeader) -> Frame | None:
+        if header.kind == FRAME_KIND_FORWARD:
+            raise RuntimeError("no such operation")
+        return begin(assembler, header)
 
     session.run_step(0, num_micro_batches=2)
     monkeypatch.setattr(FrameAssembler, "begin", refuse)
     stream.send_frame(activation_frame(0))
     said = session.expect("failed").failed.message
-    assert "could not use what the previous stage sent: RuntimeError: no such operation" in said
+    assert "could not use what the previous stage sent. On this host: RuntimeError: no such" in said
+
+
+def test_stream_that_breaks_while_a_frame_is_decoded_is_named_as_broken(
+    session: Session,
+    stream: NeighbourStream,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    begins, begin = threading.Event(), FrameAssembler.begin
+
+    def begin_slowly(assembler: FrameAssembler, header: FrameHeader) -> Frame | None:
+        if header.kind == FRAME_KIND_FORWARD:
+            begins.set()
+            time.sleep(0.5)
+        return begin(assembler, header)
+
+    session.run_step(0, num_micro_batches=2)
+    monkeypatch.setattr(FrameAssembler, "begin", begin_slowly)
+    stream.send_frame(activation_frame(0))
+    assert begins.wait(30)
+    stream.vanish()
+    assert "previous stage broke its stream" in session.expect("failed").failed.message
+    time.sleep(1)  # The thread that decodes ends later.
+    assert "unexpectedly" not in caplog.text
 
 
 def test_stream_that_breaks_after_the_last_step_lets_the_session_finish(

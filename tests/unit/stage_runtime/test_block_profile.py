@@ -1,5 +1,6 @@
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +12,16 @@ from tokenizers import Tokenizer
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError
 from collapipe.job import ModelConfig, TaskConfig, TrainingConfig
-from collapipe.models import ModelAdapter, adapter_for, create_config_json
+from collapipe.models import MAKING_MODELS, ModelAdapter, adapter_for, create_config_json
 from collapipe.stage_runtime import CPU, EmulatedProcessor, block_profile, compute_device
 from collapipe.stage_runtime.block_profile import (
     BlockProfile,
+    count_stash_bytes,
     fit_costs,
     make_side,
     profile_block,
 )
+from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.stage_runtime.operation_counts import StageWork
 from collapipe.work_shares import FORWARD_SHARE
 
@@ -66,6 +69,19 @@ def test_stash_bytes_of_a_sample_grow_with_its_length(bert: ModelAdapter) -> Non
     assert longer.stash_bytes_per_sample >= 2 * one * 0.9
     activation = 8 * 16 * 4
     assert 5 * activation < one < 100 * activation
+
+
+def test_heads_do_not_wait_while_a_profile_waits_for_the_load_of_a_model(
+    bert: ModelAdapter,
+) -> None:
+    side = make_side(bert, 1, 8)
+    profile = threading.Thread(target=count_stash_bytes, args=(bert, 1, side))
+    with MAKING_MODELS:
+        profile.start()
+        time.sleep(0.3)
+        assert profile.is_alive()
+        assert not COMPUTE_LOCK.locked()
+    profile.join()
 
 
 def test_profile_of_the_same_block_gives_the_same_bytes(bert: ModelAdapter) -> None:
