@@ -105,6 +105,7 @@ def load_pretrained(
         InvalidInputError: The weights do not fit the configuration.
     """
     load: Any = model_class.from_pretrained
+    # It draws weights that are missing, but these are left out below. So any seed does.
     with MAKING_MODELS, _no_output(), _OwnRandomNumbers(seed=0):
         try:
             model, report = load(

@@ -100,14 +100,17 @@ def test_job_that_seeds_meanwhile_changes_no_weights_and_keeps_its_random_number
     assert torch.equal(torch.get_rng_state(), random_state_of(99))
 
 
-def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
-    make_adapter: MakeAdapter,
-    tokenizer: Tokenizer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def directory(make_adapter: MakeAdapter, tokenizer: Tokenizer, tmp_path: Path) -> str:
+    """A pretrained directory without the pooler that a classifier needs."""
     saved = initial_model(make_adapter("bert", "ner"), None, seed=1)
-    adapter = make_adapter("bert", "classification", save(saved, tokenizer, tmp_path))
+    return save(saved, tokenizer, tmp_path)
+
+
+def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
+    make_adapter: MakeAdapter, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = make_adapter("bert", "classification", directory)
     other = make_adapter("marian", "translation")
     built: list[Any] = []
     thread = threading.Thread(target=lambda: built.append(other.build_model()))
@@ -120,21 +123,16 @@ def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
         return load(*args, **kwargs)
 
     monkeypatch.setattr(BertModel, "from_pretrained", load_slowly)
-    initial_model(adapter, str(tmp_path), seed=7)
+    initial_model(adapter, directory, seed=7)
     thread.join()
     [model] = built
     assert model.lm_head.weight is model.model.decoder.embed_tokens.weight
 
 
 def test_job_that_seeds_while_weights_are_loaded_keeps_its_random_numbers(
-    make_adapter: MakeAdapter,
-    tokenizer: Tokenizer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_adapter: MakeAdapter, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = initial_model(make_adapter("bert", "ner"), None, seed=1)
-    directory = save(saved, tokenizer, tmp_path)
-    adapter = make_adapter("bert", "classification", directory)  # The pooler is missing.
+    adapter = make_adapter("bert", "classification", directory)
     model = initial_model(adapter, directory, seed=7)
     seed_before(monkeypatch, BertModel, "from_pretrained")
     torch.manual_seed(5)
