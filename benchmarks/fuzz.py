@@ -327,8 +327,13 @@ class Grants:
     def _round(self, change: Callable[[Message], None], holder: str) -> Message:
         # Another call may have replaced the data.
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(self._channel)
-        for _ in stub.PrepareData(self._data_request()):
-            pass
+        try:
+            for _ in stub.PrepareData(self._data_request()):
+                pass
+        except grpc.RpcError as error:
+            # A later call may have begun to load the data.
+            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                raise
         return self._round_request(change, is_use=False)
 
     def _use(self, change: Callable[[Message], None], holder: str) -> Message:

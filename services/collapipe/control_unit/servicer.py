@@ -84,8 +84,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 vocabulary = fetch_vocabulary(store, self._resources.channels, request.vocabulary)
             task = load_task(job, request.cluster_index, vocabulary)
             if self._newest_load is not this_load:
-                raise CancelledError(
-                    f"the data of job {request.job.job_id} are not needed: a later call loads its data"
+                raise WrongStateError(
+                    f"the data of job {request.job.job_id} are not kept: a later call loads the data of this cluster"
                 )
             self._tasks = {request.job.job_id: task}
             digest = store.put_bytes(task.vocabulary)
