@@ -245,8 +245,10 @@ def test_scheduler_reacts_to_a_shaped_link_within_two_rounds(reaction: Reaction)
         if placement(previous).get(reaction.device):
             frame_bytes = ROW_BYTES * MINI_BATCH // previous["plans"][0]["num_micro_batches"]
             most = NARROW_BPS * frame_bytes / (frame_bytes - NARROW_BURST_BYTES)
-            # There is no lower limit: on a busy machine, frames take longer than the link needs.
-            assert all(one < 1.15 * most for one in goodputs(decision, reaction.device))
+            shown = goodputs(decision, reaction.device)
+            assert all(one < 1.15 * most for one in shown)
+            # Frames of one link may take longer than its rate needs, but not those of all links.
+            assert not shown or max(shown) > 0.85 * NARROW_BPS
 
 
 def goodputs(decision: dict[str, Any], device: str) -> list[float]:

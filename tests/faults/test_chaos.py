@@ -1,4 +1,4 @@
-"""Runs five seeds of benchmarks/chaos.py: whatever happens, a job ends by itself with the bits of an undisturbed one."""
+"""Runs ten seeds of benchmarks/chaos.py: whatever happens, a job ends by itself with the bits of an undisturbed one."""
 
 import os
 import subprocess
@@ -16,8 +16,8 @@ pytestmark = [
 ]
 
 
-def test_five_disturbed_jobs_end_with_equal_bits() -> None:
-    line = [sys.executable, "-m", "benchmarks.chaos", "--runs", "5"]
+def test_ten_disturbed_jobs_end_with_equal_bits() -> None:
+    line = [sys.executable, "-m", "benchmarks.chaos", "--runs", "10"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 ended with equal bits" in done.stdout
+    assert "10 ended with equal bits" in done.stdout

@@ -29,8 +29,12 @@ from .clusters import JOB_ID, Cluster, MakeCluster
 from .test_whole_model_plans import SPREAD
 
 
-def test_data_of_a_cancelled_job_do_not_replace_those_of_the_next_one(
-    make_cluster: MakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [grpc.StatusCode.CANCELLED, grpc.StatusCode.FAILED_PRECONDITION])
+def test_late_data_do_not_replace_those_of_the_next_job(
+    make_cluster: MakeCluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: grpc.StatusCode,
 ) -> None:
     """The data of a large job are still being loaded when the next job has its own."""
     job = make_job(tmp_path, training={"rounds": 1})
@@ -49,11 +53,13 @@ def test_data_of_a_cancelled_job_do_not_replace_those_of_the_next_one(
     large = PrepareDataRequest(job=JobSpec(job_id="large", config_json=job.to_json()))
     call = cluster.control_unit().PrepareData(large, timeout=60)
     assert begun.wait(60)
-    call.cancel()
+    if code is grpc.StatusCode.CANCELLED:
+        call.cancel()
     monkeypatch.setattr(servicer, "load_task", load_task)
     cluster.prepare()
     goes_on.set()
     assert ended.wait(60)
+    assert call.code() is code
     cluster.run_round(SPREAD)
     assert cluster.losses == train_job(job).losses[0]
 
