@@ -34,14 +34,27 @@ WARM_UP := import transformers.models.bert.modeling_bert, collapipe_client.cli, 
 	collapipe.edge_server.app, collapipe.control_unit.app, collapipe.device_agent.app, \
 	collapipe.allocation.search.labels; collapipe.allocation.search.labels.compile_search()
 
-.PHONY: demo test check stubs protos lock check-lock sbom audit docs recording page-pictures terminal-pictures bench clean setup setup-dev
+.PHONY: demo test test-changed flaky campaign check stubs protos lock check-lock sbom audit docs recording page-pictures terminal-pictures bench clean setup setup-dev
 
 demo: setup
 	$(BIN)/collapipe train --preset demo
 
-# Two workers: each of them takes up to 1 GB of memory. One runs all tests of the large testbed.
+# The tests that need no other process, and one job of each task. Two workers: each of them takes up to 1 GB of memory.
 test: setup-dev
-	$(BIN)/python -m pytest -m "not heavy" --numprocesses 2 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 $(PYTEST_ARGS)
+
+# Only the tests of packages that differ from the last commit.
+test-changed: setup-dev
+	$(BIN)/python -m pytest --numprocesses 2 --changed $(PYTEST_ARGS)
+
+# Repeats tests beside two busy processes: make flaky N=5 SUITE="tests/integration tests/faults"
+N ?= 10
+flaky: setup-dev
+	$(BIN)/python -m benchmarks.flaky --runs $(N) -- $(SUITE)
+
+# What takes hours. Each part writes its result into docs/campaign.json: make campaign PARTS="chaos exactness"
+campaign: setup-dev
+	$(BIN)/python -m benchmarks.campaign $(PARTS)
 
 check: stubs
 	$(BIN)/ruff format --check .

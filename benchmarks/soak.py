@@ -4,7 +4,7 @@
 
 Every process runs on this machine, over loopback. One job with many rounds comes first, then many jobs of two rounds with a
 larger model. The processes are not restarted in between. What they hold is measured at 10 %, 50 % and 100 % of the rounds,
-and of the jobs. tests/e2e/test_growth.py has a limit for each quantity. The scheduler keeps two ended jobs, so that the disks of jobs can be flat.
+and of the jobs. tests/campaign/test_growth.py has a limit for each quantity. The scheduler keeps two ended jobs, so that the disks of jobs can be flat.
 
 Prints a table in Markdown for the rounds and one for the jobs. The three values of a cell belong to the three moments. The scheduler stores a file for each round, so its disk grows with rounds.
 """

@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from the code: settings.md and alerts.md.
+"""Writes the pages of docs/ that are made from code and records: settings.md, alerts.md and campaign.md.
 
     python docs/generate.py
 
@@ -29,9 +29,10 @@ from collapipe.stage_host import StageHostSettings
 
 _DOCS = Path(__file__).parent
 _ALERTS = _DOCS.parent / "deploy" / "prometheus" / "rules" / "alerts.yml"
+_RECORDS = _DOCS / "campaign.json"
 _VALUE = re.compile(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}")
 """A value that Prometheus puts into the text of an alert."""
-_ORIGIN = "<!-- Written by docs/generate.py. Edit the code that it reads, and run it again. -->\n\n"
+_ORIGIN = "<!-- Written by docs/generate.py. Edit what it reads, and run it again. -->\n\n"
 
 
 def settings_page() -> str:
@@ -89,6 +90,29 @@ def alerts_page() -> str:
     return _ORIGIN + "\n".join(lines)
 
 
+def campaign_page() -> str:
+    """Returns the page of the last campaign, from the records that benchmarks/campaign.py has written."""
+    lines = [
+        "# The last campaign\n",
+        "What takes hours runs by `make campaign`. This table has the last run of each part.\n",
+        "| part | ended | commit | took | result | command |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, record in json.loads(_RECORDS.read_text("utf-8")).items():
+        result = "passed" if record["exit_status"] == 0 else f"failed ({record['exit_status']})"
+        said = "<br>".join(record["closing_lines"]).replace("|", "\\|")
+        cells = (
+            name,
+            record["ended_at"][:10],
+            f"`{record['commit'][:8]}`",
+            f"{record['seconds']:.0f} s",
+            f"{result}: {said}",
+            f"`python {record['command']}`",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return _ORIGIN + "\n".join(lines) + "\n"
+
+
 def _sections(schema: type[BaseModel], document: str, prefix: str = "") -> Iterator[str]:
     """Yields a table of a schema's own settings, then the tables of the schemas within it."""
     name = f"`[{prefix.removesuffix('.')}]`" if prefix else "top level"
@@ -137,7 +161,7 @@ def _schemas_in(annotation: Any) -> list[type[BaseModel]]:
     return [schema for part in get_args(annotation) for schema in _schemas_in(part)]
 
 
-PAGES = {"settings.md": settings_page, "alerts.md": alerts_page}
+PAGES = {"settings.md": settings_page, "alerts.md": alerts_page, "campaign.md": campaign_page}
 """The generated pages, by their names in docs/."""
 
 if __name__ == "__main__":

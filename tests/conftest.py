@@ -1,7 +1,8 @@
 """Defines options and checks for all tests."""
 
 import os
-from collections.abc import Generator
+import subprocess
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+ROOT = Path(__file__).parents[1]
 ALLOWED_REASONS = (
     "needs a CUDA device",
     # Debian has no suitable package of these two.
@@ -17,12 +19,19 @@ ALLOWED_REASONS = (
     "atheris has no wheel for this machine",
 )
 """Beginnings of the reasons for which a test may be skipped in CI, too."""
-HEAVY_SUITES = ("faults", "e2e", "browser", "containers")
-"""The suites that `.ci/run` runs with `-m heavy`."""
 
-# The machine may be busy, so examples have no deadline. `.ci/run` also uses the second profile.
-settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("thorough", deadline=None, max_examples=60)
+SHARED_BY_FILES = {
+    "a Docker Engine": ("containers/test_compose.py", "containers/test_images.py"),
+    "an emulated testbed": (
+        *("integration/test_late_clusters.py", "integration/test_secure_averaging.py"),
+        "integration/test_uploads.py",
+    ),
+}
+"""What takes so long to start that files of tests share it. One worker process gets all tests of these files."""
+
+# The machine may be busy, so examples have no deadline. The same commit always has the same examples, but for a campaign.
+settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True, database=None)
+settings.register_profile("campaign", deadline=None, max_examples=300)
 settings.load_profile("quick")
 
 
@@ -33,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--data", metavar="DIR", help="folder with the data sets (default: COLLAPIPE_DATA)"
     )
+    parser.addoption(
+        "--changed",
+        action="store_true",
+        help="run only the tests of packages with uncommitted changes, and changed tests",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,28 +56,51 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["COLLAPIPE_DATA"] = str(Path(data).resolve())
 
 
-class _OneTestbed(LoadFileScheduling):
-    """Gives all tests of a file to one worker process, and all of tests/integration, which share a testbed."""
+class _Scheduling(LoadFileScheduling):
+    """Gives all tests of a file, or of files that share something, to one worker process."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "integration" if file.startswith("tests/integration/") else file
+        path = file.removeprefix("tests/")
+        return next((what for what, files in SHARED_BY_FILES.items() if path in files), file)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _OneTestbed:
-    return _OneTestbed(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
+    return _Scheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Rejects heavy tests in a suite that .ci/run does not run with `-m heavy`."""
-    for item in items:
-        suite = item.path.relative_to(Path(__file__).parent).parts[0]
-        if item.get_closest_marker("heavy") and suite not in HEAVY_SUITES:
-            raise pytest.UsageError(
-                f"{item.nodeid} is heavy in tests/{suite}, where .ci/run does not run it: "
-                f"move it to one of {', '.join(HEAVY_SUITES)}"
-            )
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --changed, leaves out the tests of what has not changed."""
+    if config.getoption("--changed"):
+        folders = tests_of(changed_files())
+        kept = [item for item in items if any(map(item.path.is_relative_to, folders))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def changed_files() -> list[str]:
+    """Returns the paths of files that differ from the last commit, and of new files, relative to the checkout."""
+    asked = (["diff", "--name-only", "HEAD"], ["ls-files", "--others", "--exclude-standard"])
+    found: list[str] = []
+    for arguments in asked:
+        found += subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).splitlines()
+    return found
+
+
+def tests_of(changed: Iterable[str]) -> set[Path]:
+    """Returns the folders and files of tests for changed files: tests/unit/NAME for services/collapipe/NAME."""
+    tests = set()
+    for path in map(Path, changed):
+        if path.parts[0] == "tests":
+            tests.add(ROOT / (path if path.name.startswith("test_") else path.parent))
+        elif path.parts[:2] == ("services", "collapipe") and len(path.parts) > 2:
+            package = path.parts[2].removesuffix(".py")
+            tests |= {ROOT / "tests/unit" / package, ROOT / f"tests/unit/test_{package}.py"}
+        elif path.parts[0] == "clients":
+            tests.add(ROOT / "tests/unit/client")
+        elif path.parts[0] in ("docs", "deploy"):
+            tests.add(ROOT / "tests" / path.parts[0])
+    return tests
 
 
 @pytest.hookimpl(wrapper=True)

@@ -50,7 +50,9 @@ class EmulationReading:
         """Reads the counters of a started testbed. Raises `WrongStateError` if one cannot be read."""
         emulation = testbed.emulation
         if emulation is None or not emulation.devices:
-            raise WrongStateError("the testbed emulates no device, so there is nothing to check")
+            raise WrongStateError(
+                "the testbed emulates no device, so there is nothing to check: start it with --emulation"
+            )
         pages = [
             testbed.metrics(process.name)
             for process in testbed.processes

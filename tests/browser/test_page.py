@@ -32,7 +32,7 @@ WAIT_MS = 120_000.0
 ROUNDS = 4
 TABS = ("Now", "Curves", "Rounds", "Jobs", "Events")
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 expect.set_options(timeout=WAIT_MS)
 
 

@@ -22,7 +22,7 @@ from collapipe_client import LocalTestbed
 from collapipe_client.processes import last_lines
 from containers.arm64.environment import PROCESSORS, Arm64, ensure_arm64
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 MEGABYTE = 1e6
 MOST_MEGABYTES = 75.0

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import statistics
 import subprocess
 import time
 from collections.abc import Iterator
@@ -23,18 +22,14 @@ from containers.compose import FOLDER, ComposeTestbed, json_lines
 from containers.compose_jobs import ROUNDS, Job, expected, write_rows
 from containers.engine import Engine
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 JOB_SECONDS = 300.0
 CORES = "4"
 """Sum of all CPU quotas. It may exceed the cores of this machine, because idle containers need none."""
 ROUNDS_BEFORE = 5
-NARROW_PROFILE, NARROW_BPS = "lte-lossy", 2.4e6
-"""Upstream rate of the narrow profile, in bit/s."""
-NARROW_BURST_BYTES = 2 * 1514
-"""A kernel without netem lets so many bytes of each frame pass at once (tbf)."""
-MINI_BATCH, ROW_BYTES = 64, 32 * 64 * 4
-"""Rows of a mini-batch, and bytes of activations of one row."""
+NARROW_PROFILE = "lte-lossy"
+"""Its links have 2.4 Mbit/s. What a link really carries is measured by the campaign."""
 WINDOW_SECONDS = 4 * 2.0
 """Four scrape intervals of compose.observability.yaml."""
 MAY_BE_EMPTY = {
@@ -98,9 +93,7 @@ class Reaction:
 def reaction(testbed: ComposeTestbed) -> Reaction:
     """Trains with dssra. After some rounds, shapes all links of one device to the narrow profile."""
     # In this job, activations cause more traffic than unit states, so the links between stages limit a round.
-    job = Job(
-        "deciding", "dssra", 1, 3, rounds=12, mini_batch=MINI_BATCH, local_steps=6, evaluate_every=0
-    )
+    job = Job("deciding", "dssra", 1, 3, rounds=12, mini_batch=64, local_steps=6, evaluate_every=0)
     job.write(testbed.data, "/data")
     device, changed_at, num_rounds = "", 0.0, 0
     with testbed.running_client(*arguments(job)) as client:
@@ -230,34 +223,6 @@ def test_scheduler_reacts_to_a_shaped_link_within_two_rounds(reaction: Reaction)
         f"{reaction.device} narrowed in round {ROUNDS_BEFORE + 1}, full window before {full + 1}: {before}, {after}"
     )
     assert min(one.get(reaction.device, 0) for one in after) < before[reaction.device]
-    decisions = reaction.decisions
-    # On a busy machine, a single link may have seemed slow in a single window before the change.
-    usual = statistics.median(
-        itertools.chain(
-            *(goodputs(one, reaction.device) for one in decisions[1 : ROUNDS_BEFORE + 1])
-        )
-    )
-    seen = [goodputs(one, reaction.device) for one in decisions[ROUNDS_BEFORE + 1 : full + 2]]
-    print(f"usual goodput {usual / 1e6:.2f} Mbit/s, then {seen}")
-    assert min(itertools.chain(*seen)) < usual / 2
-    for previous, decision in itertools.pairwise(decisions[full - 1 : full + 2]):
-        # The plan may leave the device before a window has shown only the slow link.
-        if placement(previous).get(reaction.device):
-            frame_bytes = ROW_BYTES * MINI_BATCH // previous["plans"][0]["num_micro_batches"]
-            most = NARROW_BPS * frame_bytes / (frame_bytes - NARROW_BURST_BYTES)
-            shown = goodputs(decision, reaction.device)
-            assert all(one < 1.15 * most for one in shown)
-            # Frames of one link may take longer than its rate needs, but not those of all links.
-            assert not shown or max(shown) > 0.85 * NARROW_BPS
-
-
-def goodputs(decision: dict[str, Any], device: str) -> list[float]:
-    """Returns the goodput in bit/s of each link from a device that the telemetry before a decision shows."""
-    return [
-        link["goodput_bps"]
-        for name, link in decision["estimates"]["links"].items()
-        if name.startswith(f"{device}>") and link["goodput_bps"]
-    ]
 
 
 def placement(decided: dict[str, Any]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from containers.base_image import PYTHON_IMAGE
 from containers.engine import Engine
 from containers.engine_images import ROOT, TARGETS, build, tag, torch_arguments
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 LARGEST_MB = {
     "scheduler": 730,

@@ -8,6 +8,8 @@ import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = DEPLOY / "compose"
+LAYERS = sorted(path.name for path in COMPOSE.glob("compose*.yaml"))
+STANDALONE = {"compose.yaml", "compose.jetson.yaml"}
 
 Service = dict[str, Any]
 

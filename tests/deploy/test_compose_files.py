@@ -1,8 +1,7 @@
-"""Checks the compose files without running them; tests/containers runs them."""
+"""Checks the compose files without running them. tests/integration/deploy lets docker-compose read them."""
 
 import re
-import shutil
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -14,10 +13,8 @@ from collapipe.edge_server.app import EdgeServerSettings
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.scheduler.app import SchedulerSettings
 
-from .compose_files import COMPOSE, DEPLOY, load_layer, load_services
+from .compose_files import COMPOSE, DEPLOY, LAYERS, STANDALONE, load_layer, load_services
 
-LAYERS = sorted(path.name for path in COMPOSE.glob("compose*.yaml"))
-STANDALONE = {"compose.yaml", "compose.jetson.yaml"}
 SETTINGS: dict[str, type[BaseSettings]] = {
     "scheduler": SchedulerSettings,
     "edge-server": EdgeServerSettings,
@@ -95,12 +92,21 @@ def test_only_the_tls_layer_turns_insecure_off_and_it_does_so_everywhere() -> No
         )
 
 
-def test_shares_of_processors_scale_with_the_number_of_cores() -> None:
+def run_processors(monkeypatch: pytest.MonkeyPatch, cores: str) -> None:
+    """Runs the program of this name in the process of the test."""
+    program = str(COMPOSE / "processors")
+    monkeypatch.setattr(sys, "argv", [program, cores])
+    runpy.run_path(program, run_name="__main__")
+
+
+def test_shares_of_processors_scale_with_the_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     variables = dict(
         re.findall(r"\$\{(\w+_CPUS):-([\d.]+)\}", (COMPOSE / "compose.yaml").read_text())
     )
-    command = [sys.executable, COMPOSE / "processors", "8"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    run_processors(monkeypatch, "8")
+    printed = capsys.readouterr().out
     scaled = {name: float(cpus) for name, cpus in re.findall(r"export (\w+)=([\d.]+)", printed)}
     assert scaled.keys() == variables.keys()
     total = sum(float(service.get("cpus", 0)) for service in load_services("compose.yaml").values())
@@ -110,10 +116,12 @@ def test_shares_of_processors_scale_with_the_number_of_cores() -> None:
 
 
 @pytest.mark.parametrize("cores", ["many", "0", "-1"])
-def test_invalid_number_of_cores_is_refused(cores: str) -> None:
-    command = [sys.executable, COMPOSE / "processors", cores]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode and "number" in ended.stderr and not ended.stdout
+def test_invalid_number_of_cores_is_refused(
+    cores: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=cores):
+        run_processors(monkeypatch, cores)
+    assert not capsys.readouterr().out
 
 
 def test_devices_are_named_after_profiles_and_may_use_less_memory_than_their_limit() -> None:
@@ -131,20 +139,6 @@ def test_layers_in_the_env_file_exist() -> None:
     text = (COMPOSE / ".env").read_text(encoding="utf-8")
     (layers,) = re.findall(r"^COMPOSE_FILE=(.*)$", text, flags=re.MULTILINE)
     assert set(layers.split(":")) <= set(LAYERS)
-
-
-@pytest.mark.parametrize("layer", LAYERS)
-def test_docker_compose_accepts_every_layer(layer: str) -> None:
-    command = shutil.which("docker-compose")
-    if command is None:
-        pytest.skip("no docker-compose on this machine: apt-get install docker-compose")
-    files = [layer] if layer in STANDALONE else ["compose.yaml", layer]
-    if layer == "compose.test.yaml":
-        files = ["compose.yaml", "compose.tls.yaml", "compose.netem.yaml", layer]
-    if layer == "compose.observability.tls.yaml":
-        files = ["compose.yaml", "compose.tls.yaml", "compose.observability.yaml", layer]
-    arguments = [part for file in files for part in ("--file", file)]
-    subprocess.run([command, *arguments, "config", "--quiet"], cwd=COMPOSE, check=True)
 
 
 def test_every_built_target_exists_in_the_dockerfile() -> None:

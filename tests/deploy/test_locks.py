@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ _PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 _FILES = sorted((_CHECKOUT / "requirements").glob("*.txt"))
 
 
+@cache
 def _entries(name: str) -> list[tuple[Requirement, str]]:
     """Returns the requirements of a lock, with the text of their hashes."""
     text = (_CHECKOUT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")

@@ -1,108 +1,19 @@
-"""The systemd units of boxes are valid and start existing modules."""
+"""The systemd units of boxes agree with the services. tests/integration/deploy asks systemd."""
 
 import configparser
-import importlib.util
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from collapipe_client.cli import app
 from collapipe_client.doctor import BoxSettings
 
 _UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
-_ROLES = ("device-agent", "control-unit", "edge-server", "scheduler")
-_MOST_EXPOSURE = 20
-"""The limit of `systemd-analyze security`, which prints it as 2.0 of 10."""
-
-_needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None,
-    reason="no systemd-analyze on this machine: apt-get install systemd",
-)
 
 
 def _template() -> str:
     return (_UNITS / "collapipe@.service").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def unit(tmp_path: Path) -> Callable[[str], Path]:
-    """Copies a unit file, the template under the name of an instance."""
-
-    def copy(name: str) -> Path:
-        source = "collapipe@.service" if name.startswith("collapipe@") else name
-        text = (_UNITS / source).read_text(encoding="utf-8")
-        path = tmp_path / name
-        # `systemd-analyze verify` wants a command that exists on this machine.
-        path.write_text(
-            text.replace("=/opt/collapipe/bin/collapipe", "=/bin/true"), encoding="utf-8"
-        )
-        return path
-
-    return copy
-
-
-@_needs_systemd
-@pytest.mark.parametrize(
-    "name",
-    [*(f"collapipe@{role}.service" for role in _ROLES), "collapipe-renew.service"],
-)
-def test_systemd_accepts_the_unit(unit: Callable[[str], Path], name: str) -> None:
-    path = unit(name)
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
-    )
-    # The output also contains messages about units of this machine.
-    assert [line for line in verified.stderr.splitlines() if "collapipe" in line] == []
-    assert verified.returncode == 0, verified.stderr
-
-
-@_needs_systemd
-def test_systemd_accepts_the_timer(unit: Callable[[str], Path]) -> None:
-    unit("collapipe-renew.service")
-    path = unit("collapipe-renew.timer")
-    verified = subprocess.run(
-        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
-    )
-    assert "collapipe" not in verified.stderr
-    assert verified.returncode == 0, verified.stderr
-
-
-@_needs_systemd
-@pytest.mark.parametrize("name", ["collapipe@device-agent.service", "collapipe-renew.service"])
-def test_unit_is_confined(unit: Callable[[str], Path], name: str) -> None:
-    rating = [
-        "systemd-analyze",
-        "security",
-        "--no-pager",
-        "--offline=true",
-        f"--threshold={_MOST_EXPOSURE if '@' in name else 2 * _MOST_EXPOSURE}",
-        str(unit(name)),
-    ]
-    rated = subprocess.run(rating, capture_output=True, text=True, check=False)
-    assert "Overall exposure level" in rated.stdout, rated.stderr
-    assert rated.returncode == 0, rated.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize("role", _ROLES)
-def test_instance_starts_the_module_of_its_role(role: str) -> None:
-    (line,) = re.findall(r"^ExecStart=/bin/sh -c '(.*)'$", _template(), re.MULTILINE)
-    # systemd replaces these before it starts the shell.
-    line = line.replace("%i", role).replace("%d", "/run/credentials").replace("$$", "$")
-    shown = subprocess.run(
-        ["/bin/sh", "-c", line.replace("exec /opt", "echo /opt")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    words = shown.stdout.split()
-    assert words[:2] == ["/opt/collapipe/bin/python", "-m"]
-    assert importlib.util.find_spec(f"{words[2]}.__main__") is not None
-    assert words[3:] == ["--config", "/run/credentials/settings.toml"]
 
 
 def test_renewing_command_exists() -> None:

@@ -1,8 +1,9 @@
 """What documents and code say about files and equations is true."""
 
 import re
-import subprocess
 from pathlib import Path
+
+import pytest
 
 from collapipe.v1.scheduler_pb2 import IncidentCode, WarningCode
 from collapipe_client.job_files import load_job
@@ -13,17 +14,18 @@ PATH = re.compile(r"`((?:services|clients|tests|deploy|protos|docs|benchmarks)/[
 EQUATION = re.compile(r"docs/scheduling\.md \((\d+)\)")
 
 
-def tracked(*patterns: str) -> list[Path]:
-    """Lists files of the checkout, those that git does not know yet included."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
-    names = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    return [path for name in names.stdout.splitlines() if (path := REPOSITORY / name).is_file()]
+def files(*patterns: str) -> list[Path]:
+    """Lists files of the repository, without what is built."""
+    found = [path for pattern in patterns for path in REPOSITORY.glob(pattern)]
+    for folder in (".ci", "benchmarks", "clients", "deploy", "docs", "protos", "services", "tests"):
+        found += [path for pattern in patterns for path in (REPOSITORY / folder).rglob(pattern)]
+    return found
 
 
 def test_links_of_documents_lead_to_files() -> None:
     dead = [
         f"{page.relative_to(REPOSITORY)}: {target}"
-        for page in tracked("*.md")
+        for page in files("*.md")
         for target in LINK.findall(page.read_text("utf-8"))
         if not (page.parent / target).exists()
     ]
@@ -33,22 +35,23 @@ def test_links_of_documents_lead_to_files() -> None:
 def test_paths_that_documents_name_exist() -> None:
     missing = [
         f"{page.relative_to(REPOSITORY)}: {path}"
-        for page in tracked("*.md")
+        for page in files("*.md")
         for path in PATH.findall(page.read_text("utf-8"))
         if not (REPOSITORY / path).exists()
     ]
     assert not missing
 
 
-def test_operations_explain_every_code_of_an_incident() -> None:
-    page = (REPOSITORY / "docs" / "operations.md").read_text("utf-8")
-    codes = {name.removeprefix("INCIDENT_CODE_") for name, _ in IncidentCode.items()}
-    assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == codes - {"UNSPECIFIED"}
-
-
-def test_page_on_running_explains_every_code_of_a_warning() -> None:
-    page = (REPOSITORY / "docs" / "running.md").read_text("utf-8")
-    codes = {name.removeprefix("WARNING_CODE_") for name, _ in WarningCode.items()}
+@pytest.mark.parametrize(
+    ("name", "prefix", "values"),
+    [
+        ("operations.md", "INCIDENT_CODE_", IncidentCode.keys()),
+        ("running.md", "WARNING_CODE_", WarningCode.keys()),
+    ],
+)
+def test_page_explains_every_code(name: str, prefix: str, values: list[str]) -> None:
+    page = (REPOSITORY / "docs" / name).read_text("utf-8")
+    codes = {value.removeprefix(prefix) for value in values}
     assert set(re.findall(r"^\| `([A-Z_]+)` \|", page, re.MULTILINE)) == codes - {"UNSPECIFIED"}
 
 
@@ -57,7 +60,7 @@ def test_equations_that_code_cites_exist() -> None:
     known = set(re.findall(r"^\*\*\((\d+)\)", page, re.MULTILINE))
     assert known == {str(number) for number in range(1, 14)}
     cited = {
-        number for path in tracked("*.py") for number in EQUATION.findall(path.read_text("utf-8"))
+        number for path in files("*.py") for number in EQUATION.findall(path.read_text("utf-8"))
     }
     assert cited and cited <= known
 
@@ -66,7 +69,7 @@ def test_code_cites_no_document_that_is_not_in_the_repository() -> None:
     old = re.compile(r"\bdesign(/\w+\.md)?,? \(?\d|\bdesign/\w+\.md")
     citing = [
         f"{path.relative_to(REPOSITORY)}:{number}"
-        for path in tracked("*.py", "*.proto", "*.toml")
+        for path in files("*.py", "*.proto", "*.toml")
         if path != Path(__file__)
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if old.search(line)

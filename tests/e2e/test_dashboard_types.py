@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from dashboard_panels import documents
 
-pytestmark = pytest.mark.heavy
-
 PACKAGES = ("@grafana/schema@11.6.0", "typescript@5.5.4")
 """The schema has the version of Grafana in compose.observability.yaml."""
 CHECKED = """

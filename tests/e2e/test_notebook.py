@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 NOTEBOOK = Path(__file__).parent.parent.parent / "docs" / "notebook.ipynb"
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_notebook_trains_and_shows_curve_plan_and_answer(tmp_path: Path) -> None:

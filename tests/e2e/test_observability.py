@@ -27,8 +27,6 @@ from collapipe_client import Device, LocalTestbed
 from collapipe_client.cli import app
 from collapipe_client.testbed_certificates import PROMETHEUS, LocalCertificates
 
-pytestmark = pytest.mark.heavy
-
 RULES = ROOT / "deploy/prometheus/rules"
 WINDOW_SECONDS = 5
 """A short window, which starts long after the counters. Near 0, increase() would extrapolate differently."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent.parent
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 def shell_blocks() -> list[list[str]]:

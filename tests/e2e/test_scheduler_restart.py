@@ -12,7 +12,7 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 EMULATION = Emulation(
     devices={

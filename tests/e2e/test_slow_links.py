@@ -1,6 +1,6 @@
 """Tests that a whole job trains over slow, long and lossy links, also when a connection breaks during a push.
 
-pytest -m heavy -s tests/e2e/test_slow_links.py      # prints the seconds of rounds and the goodput of pushes
+pytest -s tests/e2e/test_slow_links.py      # prints the seconds of rounds and the goodput of pushes
 
 The control unit and the device are on one side of the link. The edge server, the scheduler and the client are on the
 other side.
@@ -20,14 +20,10 @@ from typing import Any
 import pytest
 from slow_wire import LinkQuality, Side, SlowWire, run, slow_wire
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 FAST = LinkQuality(100e6)
-LINKS = {
-    "64 kbit/s": LinkQuality(64e3),
-    "600 ms round trip": LinkQuality(128e3, delay_seconds=0.3),
-    "3 % loss": LinkQuality(128e3, delay_seconds=0.01, loss_ratio=0.03),
-}
+LINKS = {"slow, long and lossy": LinkQuality(64e3, delay_seconds=0.15, loss_ratio=0.01)}
 GRPC_PORT, METRICS_PORT = 7100, 9100
 EDGE, CONTROL_UNIT, DEVICE = "edge-server", "control-unit-0", "device-0-0"
 START_SECONDS, JOB_SECONDS = 240.0, 300.0

@@ -12,7 +12,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parent.parent.parent
 PACKAGES = {"services/collapipe": "collapipe", "clients/collapipe_client": "collapipe_client"}
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 TINY = [
     *("clusters=1", "devices_per_cluster=1", "training.rounds=1", "training.local_steps=1"),

@@ -28,8 +28,6 @@ from faults.interrupted import (
     run_interrupted,
 )
 
-pytestmark = pytest.mark.heavy
-
 _LIMIT_SECONDS = 60.0
 
 _RUN_WITH_CTRL_C = """

@@ -10,7 +10,7 @@ from killed_processes import kill
 
 from collapipe_client import LocalTestbed
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 _LIMIT_SECONDS = 240
 

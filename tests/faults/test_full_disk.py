@@ -20,7 +20,6 @@ from faults.interrupted import (
 )
 
 pytestmark = [
-    pytest.mark.heavy,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small disk"),
 ]
 

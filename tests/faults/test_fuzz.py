@@ -8,12 +8,10 @@ import pytest
 from benchmarks.fuzz import PARTS, ROOT, fuzz_readers, fuzz_services, memory_outcome
 from fuzzing import KINDS
 
-pytestmark = pytest.mark.heavy
-
 
 @pytest.mark.timeout(400)
 def test_random_messages_stop_neither_a_service_nor_the_job_beside_it(tmp_path: Path) -> None:
-    outcomes = dict(fuzz_services(tmp_path, messages=8_000, seconds=90, seed="short"))
+    outcomes = dict(fuzz_services(tmp_path, messages=3_000, seconds=40, seed="short"))
     assert {name: outcome.faults for name, outcome in outcomes.items() if outcome.faults} == {}
     assert outcomes.pop("the job beside").codes["rounds meanwhile"] > 0
     called = {name: outcome for name, outcome in outcomes.items() if " as " in name}
@@ -34,7 +32,7 @@ def test_memory_that_reaches_a_plateau_is_no_fault_and_a_slope_is_one() -> None:
 
 
 def test_readers_of_random_bytes_raise_only_errors_of_the_project(tmp_path: Path) -> None:
-    outcomes = fuzz_readers(tmp_path, messages=20_000, seed="short")
+    outcomes = fuzz_readers(tmp_path, messages=5_000, seed="short")
     assert {name: outcome.faults for name, outcome in outcomes.items() if outcome.faults} == {}
     for outcome in outcomes.values():
         assert set(outcome.codes) != {"accepted"}

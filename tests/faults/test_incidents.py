@@ -6,7 +6,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from killed_processes import kill, restart
 from typer.testing import CliRunner
 
@@ -23,8 +22,6 @@ from faults.interrupted import (
     make_interruptible_job,
     run_interrupted,
 )
-
-pytestmark = pytest.mark.heavy
 
 _VICTIM = "device-1-0"
 """The only device of its cluster."""

@@ -27,8 +27,6 @@ from faults.interrupted import (
     undisturbed_digests,
 )
 
-pytestmark = pytest.mark.heavy
-
 VICTIMS: dict[str, Callable[[Run], str]] = {
     **SERVICES,
     "last device": lambda run: run.plans[0].stages[-2].host_id,

@@ -19,8 +19,6 @@ from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import Run, run_interrupted
 
-pytestmark = pytest.mark.heavy
-
 PROFILE = "raspberry-pi-4"
 SLOWDOWN = 1 / DEVICE_PROFILES[PROFILE].seconds_per_micro_batch
 SLOW = Emulation(devices={"device-1-0": EmulatedDevice(profile=PROFILE, slowdown=SLOWDOWN)})

@@ -21,8 +21,6 @@ from collapipe_client import LocalTestbed
 from faults.interrupted import run_interrupted
 from faults.lying_service import FOR_EVER, NO_KEYS, OTHER_DIGEST, OTHER_UNITS, REFUSED
 
-pytestmark = pytest.mark.heavy
-
 LIAR = "control-unit-1"
 SILENCE_SECONDS = 5.0
 _SCRIPT = Path(__file__).with_name("lying_service.py")

@@ -12,8 +12,6 @@ from collapipe.errors import PeerLostError
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client import CollaPipeClient, LocalTestbed
 
-pytestmark = pytest.mark.heavy
-
 LONG = {"n_positions": 2000}
 
 

@@ -10,7 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [
-    pytest.mark.heavy,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make network namespaces"),
 ]

@@ -17,8 +17,6 @@ from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import MOMENTS, Run, intact_commit, run_interrupted
 
-pytestmark = pytest.mark.heavy
-
 
 @pytest.fixture
 def testbed(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalTestbed]:

@@ -15,8 +15,6 @@ from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import MOMENTS, Run, run_interrupted
 
-pytestmark = pytest.mark.heavy
-
 
 @pytest.fixture
 def testbed(tmp_path: Path) -> Iterator[LocalTestbed]:

@@ -20,8 +20,6 @@ from faults.interrupted import (
     run_interrupted,
 )
 
-pytestmark = pytest.mark.heavy
-
 FROZEN_SECONDS = SILENCE_SECONDS + 3
 
 

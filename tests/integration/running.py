@@ -83,7 +83,7 @@ class FinishedJob:
         return tensors
 
     def _blob(self, digest: str) -> Path:
-        keepers = ["edge-server", *(f"control-unit-{i}" for i in range(self.job.clusters))]
+        keepers = ["edge-server", *(f"control-unit-{i}" for i in self.job.host_clusters)]
         paths = [self._directory(keeper) / "blobs" / digest for keeper in keepers]
         paths.append(self.state / "edge-server" / "frozen" / digest)
         found = [path for path in paths if path.is_file()]

@@ -9,8 +9,8 @@ from reference.tiny_jobs import make_job, write_rows
 
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
+from integration.exactness import check_placement, identities
 from integration.running import FinishedJob, run_job
-from integration.test_exact import check_placement, identities
 
 Traffic = Counter[tuple[str, str, str]]
 """Number of bytes by (host, direction, way), as in the labels of collapipe_link_bytes_total."""
@@ -19,7 +19,7 @@ Traffic = Counter[tuple[str, str, str]]
 def test_activations_between_devices_bypass_other_hosts(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
-    job = make_job(tmp_path, num_blocks=6, devices_per_cluster=6, name="long")
+    job = make_job(tmp_path, num_blocks=6, devices_per_cluster=4, name="long")
     before = traffic(testbed)
     finished = run_job(testbed, job)
     moved = traffic(testbed)
@@ -100,7 +100,7 @@ def test_rows_that_arrive_between_rounds_are_trained_without_restart(
 
 def test_proportional_placement_follows_the_speeds(testbed: LocalTestbed, tmp_path: Path) -> None:
     job = make_job(
-        tmp_path, num_blocks=7, devices_per_cluster=6, schedule={"strategy": "proportional"}
+        tmp_path, num_blocks=7, devices_per_cluster=4, schedule={"strategy": "proportional"}
     )
     finished = run_job(testbed, job)
     first = finished.plans(0)[0]  # Later plans may rest on measured speeds.

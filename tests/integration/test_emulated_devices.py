@@ -11,8 +11,8 @@ from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.v1.scheduler_pb2 import Host
 from collapipe_client import Device, LocalTestbed
 from collapipe_client.emulation_check import EmulationReading
+from integration.exactness import check_equals_reference
 from integration.running import run_job
-from integration.test_exact import check_equals_reference
 
 PI = DEVICE_PROFILES["raspberry-pi-4"]
 SCALE = 10.0

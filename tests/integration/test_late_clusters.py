@@ -1,6 +1,5 @@
 """Tests that rounds do not wait for a cluster that is too slow, and that it takes part again later."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.job import JobConfig
 from collapipe_client import LocalTestbed
+from integration.exactness import check_equals_reference
 from integration.running import FinishedJob, run_job
-from integration.test_exact import check_equals_reference
 from integration.test_uploads import check_equals_one_process
 
 PROFILE = "raspberry-pi-4"
@@ -24,14 +23,6 @@ SLOW = Emulation(
         )
     }
 )
-
-
-@pytest.fixture(scope="module")
-def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    folder = tmp_path_factory.mktemp("testbed")
-    with LocalTestbed([2, 2], folder, emulation=Emulation()) as testbed:
-        testbed.wait_until_registered()
-        yield testbed
 
 
 def job_with_deadline(
@@ -78,11 +69,11 @@ def run_with_a_slow_cluster(testbed: LocalTestbed, job: JobConfig, times: int = 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_rounds_are_committed_without_a_slow_cluster_and_then_with_it_again(
-    testbed: LocalTestbed, tmp_path: Path, codec: str
+    emulated_testbed: LocalTestbed, tmp_path: Path, codec: str
 ) -> None:
     training = {"rounds": 8, "replicate_every": 2, "upload_codecs": [codec]}
     job = job_with_deadline(tmp_path, codec, **training)
-    finished = run_with_a_slow_cluster(testbed, job)
+    finished = run_with_a_slow_cluster(emulated_testbed, job)
     assert finished.late_clusters[7] == [], finished.late_clusters
     late = next(index for index, clusters in finished.late_clusters.items() if clusters == [1])
     assert not finished.summaries[late][1].losses
@@ -95,17 +86,17 @@ def test_rounds_are_committed_without_a_slow_cluster_and_then_with_it_again(
 
 
 def test_repeated_rounds_have_the_same_clusters_and_the_same_bits(
-    testbed: LocalTestbed, tmp_path: Path
+    emulated_testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     job = job_with_deadline(tmp_path, "repeating", rounds=4, replicate_every=10)
-    first = run_with_a_slow_cluster(testbed, job, times=1)
+    first = run_with_a_slow_cluster(emulated_testbed, job, times=1)
     assert first.commit.restore_point.num_rounds == 0
     longer = {
         "training": job.training.model_copy(update={"rounds": 6, "replicate_every": 6}),
         "schedule": job.schedule.model_copy(update={"round_deadline_seconds": 0.0}),
     }
     job = job.model_copy(update=longer)
-    again = run_job(testbed, job, resume=True)
+    again = run_job(emulated_testbed, job, resume=True)
     assert [started.round_index for started in again.started] == list(range(6))
     assert again.late_clusters == {**first.late_clusters, 4: [], 5: []}
     assert again.losses(1)[: len(first.losses(1))] == first.losses(1)
@@ -114,11 +105,11 @@ def test_repeated_rounds_have_the_same_clusters_and_the_same_bits(
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_late_cluster_ends_early_and_counts_for_what_it_has_trained(
-    testbed: LocalTestbed, tmp_path: Path, codec: str
+    emulated_testbed: LocalTestbed, tmp_path: Path, codec: str
 ) -> None:
     training = {"rounds": 6, "replicate_every": 2, "upload_codecs": [codec]}
     job = job_with_deadline(tmp_path, f"early-{codec}", "end_early", **training)
-    finished = run_with_a_slow_cluster(testbed, job)
+    finished = run_with_a_slow_cluster(emulated_testbed, job)
     assert not any(finished.late_clusters.values())
     assert {cluster for _, cluster in finished.ended_early} == {1}, finished.ended_early
     if codec == "fp32":
@@ -128,14 +119,14 @@ def test_late_cluster_ends_early_and_counts_for_what_it_has_trained(
 
 
 def test_repeated_rounds_end_early_after_the_same_steps_without_a_deadline(
-    testbed: LocalTestbed, tmp_path: Path
+    emulated_testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     job = job_with_deadline(tmp_path, "early-again", "end_early", rounds=4, replicate_every=10)
-    first = run_with_a_slow_cluster(testbed, job, times=1)
+    first = run_with_a_slow_cluster(emulated_testbed, job, times=1)
     schedule = job.schedule.model_copy(update={"round_deadline_seconds": 0.0})
     training = job.training.model_copy(update={"rounds": 5, "replicate_every": 5})
     job = job.model_copy(update={"schedule": schedule, "training": training})
-    again = run_job(testbed, job, resume=True)
+    again = run_job(emulated_testbed, job, resume=True)
     assert [started.round_index for started in again.started] == list(range(5))
     assert again.ended_early == first.ended_early
     check_equals_reference(job, again)

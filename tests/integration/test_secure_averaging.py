@@ -1,7 +1,6 @@
 """Tests that clusters can be averaged without the edge server seeing what one cluster has trained."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +9,16 @@ from reference.comparison import first_difference
 from reference.federated_job import train_job
 from reference.tiny_jobs import make_job
 
-from collapipe.emulation.emulation_file import Emulation
 from collapipe.errors import NotFoundError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe.weights.transfer import fetch_blob
 from collapipe_client import LocalTestbed
+from integration.exactness import check_equals_reference
 from integration.running import FinishedJob, run_job
 from integration.secured import SecuredDeployment
-from integration.test_exact import check_equals_reference
 from integration.test_late_clusters import run_with_a_slow_cluster
-
-
-@pytest.fixture(scope="module")
-def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    folder = tmp_path_factory.mktemp("testbed")
-    with LocalTestbed([2, 2, 2], folder, emulation=Emulation()) as testbed:
-        testbed.wait_until_registered()
-        yield testbed
 
 
 def secure_job(folder: Path, name: str, **schedule: Any) -> JobConfig:
@@ -44,14 +34,14 @@ def secure_job(folder: Path, name: str, **schedule: Any) -> JobConfig:
 
 @pytest.mark.parametrize("segments", [[[1, 2], [2, 1]], [[2, 1]]])
 def test_masked_average_equals_the_fixed_point_average_for_any_placement(
-    testbed: LocalTestbed, tmp_path: Path, segments: list[list[int]]
+    emulated_testbed: LocalTestbed, tmp_path: Path, segments: list[list[int]]
 ) -> None:
     job = secure_job(tmp_path, "secure", segments=segments)
-    check_equals_reference(job, run_job(testbed, job))
+    check_equals_reference(job, run_job(emulated_testbed, job))
 
 
 def test_late_cluster_is_left_out_with_shares_of_its_key_and_takes_part_again(
-    testbed: LocalTestbed, tmp_path: Path
+    emulated_testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     job = make_job(
         tmp_path,
@@ -67,7 +57,7 @@ def test_late_cluster_is_left_out_with_shares_of_its_key_and_takes_part_again(
             "min_clusters": 2,
         },
     )
-    finished = run_with_a_slow_cluster(testbed, job, times=1)
+    finished = run_with_a_slow_cluster(emulated_testbed, job, times=1)
     assert [1] in finished.late_clusters.values(), finished.late_clusters
     assert finished.late_clusters[5] == [], finished.late_clusters
     check_equals_reference(job, finished)

@@ -123,7 +123,9 @@ def test_pushes_are_smaller(testbed: LocalTestbed, tmp_path: Path) -> None:
     assert pushed["top_k"] < 0.06 * pushed["fp32"]
 
 
-def test_dssra_uploads_with_the_codec_that_suits_a_slow_uplink(tmp_path: Path) -> None:
+def test_dssra_uploads_with_the_codec_that_suits_a_slow_uplink(
+    emulated_testbed: LocalTestbed, tmp_path: Path
+) -> None:
     # The error of int8 costs a quarter of a nominal round. Its pushes save more than half of one.
     constants = [0.0, 0.0, 0.0, 30.0, 0.0]
     chooses = {
@@ -133,15 +135,15 @@ def test_dssra_uploads_with_the_codec_that_suits_a_slow_uplink(tmp_path: Path) -
     }
     slow = Emulation(links={"device-0-0>edge-server": LinkDescription(rate_bps=5e5)})
     wide = {"hidden_size": 64, "intermediate_size": 256}
-    with LocalTestbed([1], tmp_path / "testbed", emulation=slow) as testbed:
-        testbed.wait_until_registered()
-        both = {"rounds": 1, "upload_codecs": ["fp32", "int8"]}
-        chosen = run_job(
-            testbed,
-            job_with(tmp_path, "fp32", both, model_config=wide, schedule=chooses),
-        )
-        testbed.emulate(Emulation())
-        lossless = run_job(testbed, job_with(tmp_path, "fp32", {"rounds": 1}, model_config=wide))
+    both = {"rounds": 1, "upload_codecs": ["fp32", "int8"]}
+    emulated_testbed.emulate(slow)
+    try:
+        job = job_with(tmp_path, "fp32", both, model_config=wide, schedule=chooses)
+        chosen = run_job(emulated_testbed, job)
+    finally:
+        emulated_testbed.emulate(Emulation())
+    job = job_with(tmp_path, "fp32", {"rounds": 1}, model_config=wide)
+    lossless = run_job(emulated_testbed, job)
     assert chosen.plans(0)[0].upload_codec == "int8"
     assert pushed_bytes(chosen) < 0.3 * pushed_bytes(lossless)
 

@@ -7,8 +7,8 @@ import pytest
 from reference.tiny_jobs import make_job
 
 from collapipe_client import LocalTestbed
+from integration.exactness import check_equals_reference
 from integration.running import run_job
-from integration.test_exact import check_equals_reference
 
 NUM_UNITS = 5
 """Embedding, 3 blocks, head."""

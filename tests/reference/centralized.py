@@ -20,37 +20,19 @@ MiniBatch = Sequence[MicroBatch]
 
 IGNORED = -100
 
-EMBEDDINGS = {
-    "bert": "bert.embeddings",
-    "distilbert": "distilbert.embeddings",
-    "roberta": "roberta.embeddings",
-    "marian": "model.encoder",  # its own forward pass begins with the embedding
-    "bart": "model.encoder",
-    "gpt2": "transformer",  # as before
-    "llama": "model.embed_tokens",
-    "qwen2": "model.embed_tokens",
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+"""Families whose modules have the names of Llama's."""
+MODULES = {
+    "bert": ("bert.embeddings", "bert.encoder.layer", "intermediate"),
+    "distilbert": ("distilbert.embeddings", "distilbert.transformer.layer", "ffn"),
+    "roberta": ("roberta.embeddings", "roberta.encoder.layer", "intermediate"),
+    # The forward pass of these encoders, and that of GPT-2, begins with the embedding.
+    "marian": ("model.encoder", "model.encoder.layers", "fc1"),
+    "bart": ("model.encoder", "model.encoder.layers", "fc1"),
+    "gpt2": ("transformer", "transformer.h", "ln_2"),
+    **dict.fromkeys(LLAMA_LIKE, ("model.embed_tokens", "model.layers", "post_attention_layernorm")),
 }
-BLOCKS = {
-    "bert": "bert.encoder.layer",
-    "distilbert": "distilbert.transformer.layer",
-    "roberta": "roberta.encoder.layer",
-    "marian": "model.encoder.layers",
-    "bart": "model.encoder.layers",
-    "gpt2": "transformer.h",
-    "llama": "model.layers",
-    "qwen2": "model.layers",
-}
-FEED_FORWARDS = {
-    "bert": "intermediate",
-    "distilbert": "ffn",
-    "roberta": "intermediate",
-    "marian": "fc1",
-    "bart": "fc1",
-    "gpt2": "ln_2",
-    "llama": "post_attention_layernorm",
-    "qwen2": "post_attention_layernorm",
-}
-"""The module of a layer's feed-forward network that runs first."""
+"""The embedding of each family, its layers, and the module of a layer's feed-forward network that runs first."""
 HEADS = {
     ("bert", "classification"): "bert.pooler",
     ("bert", "ner"): "dropout",
@@ -61,9 +43,8 @@ HEADS = {
     ("marian", "translation"): "model.decoder",
     ("bart", "translation"): "model.decoder",
     ("gpt2", "causal_lm"): "transformer.ln_f",
-    ("llama", "causal_lm"): "model.norm",
-    ("llama", "instruction"): "model.norm",
-    ("qwen2", "causal_lm"): "model.norm",
+    ("gpt2", "instruction"): "transformer.ln_f",
+    **{(f, k): "model.norm" for f in LLAMA_LIKE for k in ("causal_lm", "instruction")},
 }
 """The module of each head that runs first."""
 
@@ -212,13 +193,11 @@ def first_modules(
 ) -> list[nn.Module]:
     """Returns the module of each unit that runs first."""
     family = str(model.config.model_type)
-    blocks = model.get_submodule(BLOCKS[family])
-    assert isinstance(blocks, nn.ModuleList)
-    embedding = model.get_submodule(EMBEDDINGS[family])
+    embedding, layers, feed_forward = MODULES[family]
+    blocks: list[nn.Module] = list(model.get_submodule(layers).children())
     if half_blocks:
-        halves = [(layer, layer.get_submodule(FEED_FORWARDS[family])) for layer in blocks]
-        blocks = nn.ModuleList(module for half in halves for module in half)
-    return [embedding, *blocks, model.get_submodule(HEADS[family, kind])]
+        blocks = [half for block in blocks for half in (block, block.get_submodule(feed_forward))]
+    return [model.get_submodule(embedding), *blocks, model.get_submodule(HEADS[family, kind])]
 
 
 def _updates(mini_batches: Iterable[MiniBatch], training: TrainingConfig) -> Iterator[MiniBatch]:

@@ -190,6 +190,12 @@ def reloaded(model: PreTrainedModel, job: JobConfig, blocks_path: str) -> PreTra
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         loaded: PreTrainedModel = type(model).from_pretrained(directory, dtype=dtype, **options)
+    # The adapter of BART ties weights that its configuration does not tie.
+    first_names = {parameter: name for name, parameter in model.named_parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        module, _, attribute = name.rpartition(".")
+        if (first := first_names[parameter]) != name:
+            setattr(loaded.get_submodule(module), attribute, loaded.get_parameter(first))
     return loaded
 
 

@@ -14,43 +14,30 @@ WORDS = [
 ]
 CLASSES = ("place", "thing", "weather")
 
-ENCODER_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "bert": {
-        "hidden_size": 16,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "intermediate_size": 24,
-        "max_position_embeddings": 40,
-    },
-    "distilbert": {
-        "dim": 16,
-        "n_layers": 3,
-        "n_heads": 2,
-        "hidden_dim": 24,
-        "max_position_embeddings": 40,
-    },
+_LAYERS = {
+    "bert": "num_hidden_layers",
+    "distilbert": "n_layers",
+    "marian": "encoder_layers",
+    "gpt2": "n_layer",
+    "llama": "num_hidden_layers",
 }
-TRANSLATOR_CONFIG: Mapping[str, Any] = {
-    "d_model": 16,
-    "encoder_layers": 3,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 40,
-    "attention_dropout": 0.1,
-    "activation_dropout": 0.1,
-}
-LANGUAGE_MODEL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {"n_embd": 16, "n_layer": 3, "n_head": 2, "n_inner": 24, "n_positions": 40},
+"""The setting of each architecture for its number of blocks."""
+_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "bert": {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},
+    "distilbert": {"dim": 16, "n_heads": 2, "hidden_dim": 24},
+    "marian": {
+        "d_model": 16,
+        "decoder_layers": 2,
+        **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+        **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 24),
+        **dict.fromkeys(("attention_dropout", "activation_dropout"), 0.1),
+    },
+    "gpt2": {"n_embd": 16, "n_head": 2, "n_inner": 24, "n_positions": 40},
     "llama": {
         "hidden_size": 16,
-        "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "intermediate_size": 24,
-        "max_position_embeddings": 40,
         "attention_dropout": 0.1,
     },
 }
@@ -91,19 +78,15 @@ def make_job(
         job: Overrides of keys outside the sections.
     """
     train = [write_rows(folder, kind, f"train-{i}", count) for i, count in enumerate(num_rows)]
-    blocks_key = {
-        "distilbert": "n_layers",
-        "marian": "encoder_layers",
-        "bart": "encoder_layers",
-        "gpt2": "n_layer",
-    }
     if kind == "translation":
-        tiny = TRANSLATOR_CONFIG
+        architecture = "marian"
     elif kind in ("causal_lm", "instruction"):
-        tiny = LANGUAGE_MODEL_CONFIGS["gpt2" if family == "gpt2" else "llama"]
+        architecture = "gpt2" if family == "gpt2" else "llama"
     else:
-        tiny = ENCODER_CONFIGS["distilbert" if family == "distilbert" else "bert"]
-    blocks = {blocks_key.get(family, "num_hidden_layers"): num_blocks}
+        architecture = "distilbert" if family == "distilbert" else "bert"
+    config = {**_CONFIGS[architecture], _LAYERS[architecture]: num_blocks}
+    if architecture != "gpt2":
+        config["max_position_embeddings"] = 40
     document = {
         "seed": 7,
         "clusters": len(num_rows),
@@ -114,7 +97,7 @@ def make_job(
             "vocabulary_size": 300,
             "half_blocks": half_blocks,
             "freeze_embeddings": freeze_embeddings,
-            "config": {**tiny, **blocks, **(model_config or {})},
+            "config": {**config, **(model_config or {})},
             "base_dtype": base_dtype,
             **({} if base_quantisation is None else {"base_quantisation": base_quantisation}),
             **({} if lora is None else {"lora": lora}),

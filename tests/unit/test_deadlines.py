@@ -26,48 +26,32 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
     schedule = ScheduleConfig()
     shortest_silence = 5.0  # The least value of schedule.silence_seconds; the test below checks it.
     client_silence = inspect.signature(CollaPipeClient).parameters["silence_timeout"].default
-    heartbeat = (
-        host_registry.MOST_HEARTBEAT_SECONDS
-        + registration._DEADLINE_SECONDS
-        + registration._RETRY_SECONDS
-    )
+    connection = KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS
+    answer = registration._DEADLINE_SECONDS + registration._RETRY_SECONDS
     lost = host_registry.SILENCE_SECONDS
+    probe, profile = link_probe._DEADLINE_SECONDS, profiling._PROFILE_SECONDS
+    longest_wait = retries._LONGEST_WAIT_SECONDS
     orders = {
         "a single late sign of life ends no call": (2 * SIGN_OF_LIFE_SECONDS, shortest_silence),
-        "one heartbeat without an answer loses no host": (heartbeat, lost),
-        "a silent service is noticed before its connection": (
-            schedule.silence_seconds,
-            KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS,
+        "one heartbeat without an answer loses no host": (
+            host_registry.MOST_HEARTBEAT_SECONDS + answer,
+            lost,
         ),
-        "a client outlives a dead connection": (
-            KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS,
-            client_silence.total_seconds(),
-        ),
+        "a silent service is noticed before its connection": (schedule.silence_seconds, connection),
+        "a client outlives a dead connection": (connection, client_silence.total_seconds()),
         "a use of a model waits for hosts that register again": (
             lost,
             model_use._LATE_HOST_SECONDS,
         ),
         "a job waits for hosts that register again": (lost, schedule.wait_for_hosts_seconds),
-        "a job tries again after its longest wait": (
-            retries._LONGEST_WAIT_SECONDS,
-            retries._DIVERGED_SECONDS,
-        ),
+        "a job tries again after its longest wait": (longest_wait, retries._DIVERGED_SECONDS),
         "a lost host may take longest": (retries._OTHER_SECONDS, schedule.retry_seconds),
-        "a probe names the end that is silent": (
-            link_probe._SILENCE_SECONDS,
-            link_probe._DEADLINE_SECONDS,
-        ),
-        "a probe ends before its caller gives up": (
-            link_probe._DEADLINE_SECONDS,
-            profiling._PROBE_SECONDS,
-        ),
-        "a profile is within the tries of a job": (
-            profiling._PROFILE_SECONDS,
-            schedule.retry_seconds,
-        ),
+        "a probe names the end that is silent": (link_probe._SILENCE_SECONDS, probe),
+        "a probe ends before its caller gives up": (probe, profiling._PROBE_SECONDS),
+        "a profile is within the tries of a job": (profile, schedule.retry_seconds),
         "a silent transfer ends before its connection": (
             transfer.DEFAULT_SILENCE_SECONDS,
-            KEEPALIVE_SECONDS + KEEPALIVE_TIMEOUT_SECONDS,
+            connection,
         ),
     }
     wrong = {why: limits for why, limits in orders.items() if not limits[0] < limits[1]}
@@ -84,19 +68,16 @@ def test_service_managers_wait_longer_than_a_service_drains() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "text"),
+    ("schedule", "named"),
     [
-        ({"silence_seconds": 4.9}, "greater than or equal to 5"),
-        (
-            {"silence_seconds": 20, "retry_seconds": 19},
-            r"retry_seconds is 19, .*silence_seconds \(20\): use at least 20, or 0",
-        ),
+        ({"silence_seconds": 4.9}, "silence_seconds"),
+        ({"silence_seconds": 20, "retry_seconds": 19}, r"retry_seconds is 19, .*20"),
     ],
 )
 def test_job_file_with_limits_in_the_wrong_order_is_refused(
-    schedule: dict[str, float], text: str
+    schedule: dict[str, float], named: str
 ) -> None:
-    with pytest.raises(ValidationError, match=text):
+    with pytest.raises(ValidationError, match=named):
         JobConfig.model_validate({"task": {"kind": "classification"}, "schedule": schedule})
 
 
@@ -107,9 +88,6 @@ def test_job_file_may_exclude_retries_or_allow_one_silence(retry_seconds: float)
 
 
 def test_client_that_would_lose_healthy_peers_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"silence_timeout is 1 s, .* use a longer one"):
-        CollaPipeClient(
-            "127.0.0.1:1",
-            Security.insecure(),
-            silence_timeout=timedelta(seconds=SIGN_OF_LIFE_SECONDS),
-        )
+    silence = timedelta(seconds=SIGN_OF_LIFE_SECONDS)
+    with pytest.raises(InvalidInputError, match=r"silence_timeout is 1 s"):
+        CollaPipeClient("127.0.0.1:1", Security.insecure(), silence_timeout=silence)

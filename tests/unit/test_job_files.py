@@ -31,6 +31,7 @@ def test_files_and_pretrained_directories_in_the_folders_are_allowed(root: Path)
     data = {"train": f"{root}/data/rows.jsonl", "held_out": f"{root}/data/new/../rows.jsonl"}
     check(job(data=data, model={"pretrained": f"{root}/models/bert"}), root)
     check(job(data=data, model={"pretrained": "minilm"}), root)
+    check(job(model={"pretrained": "org/model"}), root)
     check(job(data={"source": "stdlib_docstrings"}), root)
     check(job(data={"source": "hub", "hub_name": "ag_news", "train": "train"}), root)
 
@@ -47,6 +48,7 @@ def test_files_and_pretrained_directories_in_the_folders_are_allowed(root: Path)
         ("data.held_out", {"data": {"train": "{root}/data/a.jsonl", "held_out": "/etc/passwd"}}),
         ("data.hub_name", {"data": {"source": "hub", "hub_name": "{root}/secret", "train": "a"}}),
         ("model.pretrained", {"model": {"pretrained": "{root}/secret"}}),
+        ("model.pretrained", {"model": {"pretrained": "org/../../secret"}}),
     ],
 )
 def test_other_files_are_refused_and_the_setting_is_named(
@@ -59,20 +61,14 @@ def test_other_files_are_refused_and_the_setting_is_named(
             return [filled(each) for each in value]
         return value.replace("{root}", str(root))
 
-    with pytest.raises(NotPermittedError, match=rf"^{setting} names .* may only read files in"):
+    with pytest.raises(NotPermittedError, match=rf"^{setting} .*{root}/models"):
         check(job(**filled(sections)), root)
 
 
 def test_host_that_reads_no_rows_checks_the_pretrained_directory_only(root: Path) -> None:
     check(job(data={"train": "/etc/passwd"}), root, cluster_index=None)
-    with pytest.raises(NotPermittedError, match=r"^model.pretrained names /etc"):
+    with pytest.raises(NotPermittedError, match=r"^model.pretrained .*/etc"):
         check(job(model={"pretrained": "/etc"}), root, cluster_index=None)
-
-
-def test_a_model_in_the_cache_of_the_hub_is_allowed(root: Path) -> None:
-    check(job(model={"pretrained": "org/model"}), root)
-    with pytest.raises(NotPermittedError, match=r"^model.pretrained names org/../../secret"):
-        check(job(model={"pretrained": "org/../../secret"}), root)
 
 
 def test_without_a_data_root_every_file_is_allowed(root: Path) -> None:
@@ -80,6 +76,6 @@ def test_without_a_data_root_every_file_is_allowed(root: Path) -> None:
 
 
 def test_a_cluster_that_the_job_does_not_have_is_refused(root: Path) -> None:
-    files = job(data={"train": [f"{root}/data/rows.jsonl", f"{root}/data/rows.jsonl"]})
-    with pytest.raises(InvalidInputError, match="cluster 2 does not exist"):
+    files = job(data={"train": [f"{root}/data/rows.jsonl"] * 2})
+    with pytest.raises(InvalidInputError, match="cluster 2"):
         check(files, root, cluster_index=2)

@@ -46,7 +46,8 @@ class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
         try:
             if len(request.secret) != SECRET_BYTES:
                 raise InvalidInputError(
-                    f"the secret of a join token has {SECRET_BYTES} bytes, but this one has {len(request.secret)}"
+                    f"the secret of a join token has {SECRET_BYTES} bytes, but this one has {len(request.secret)}: "
+                    "give the whole token"
                 )
             enrolled = self._folder.enroll(request.secret, request.certificate_request, host)
         except CollapipeError as error:

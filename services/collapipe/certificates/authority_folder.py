@@ -338,7 +338,8 @@ class AuthorityFolder:
             identity, hosts = held.identity, held.hosts
             if not pki.is_of_key(certificate, asked.public_key):
                 raise NotPermittedError(
-                    f"the request is signed with another key than that of {identity}"
+                    f"the request is signed with another key than that of {identity}: renew on the box that has its key, or "
+                    "make a new token with `collapipe certs token`"
                 )
             _check_within(asked, identity, hosts)
             lifetime = pki.lifetime_of(certificate)

@@ -95,7 +95,9 @@ class BoxFolder:
             chain = enroll(pki.build_request(identity, hosts, key))
             _check_answer(chain, identity, root)
             if not pki.is_of_key(chain.certificate, key.public_key()):
-                raise InvalidInputError("the authority answered with a certificate for another key")
+                raise InvalidInputError(
+                    f"the authority answered with a certificate for another key: {_JOIN_AGAIN}"
+                )
             write_file(incoming / "cert.pem", chain.pem)
             with file_errors(self._folder):
                 incoming.chmod(0o755)

@@ -166,7 +166,7 @@ def read_chain(data: bytes) -> Chain:
     if len(found) != 2:
         raise InvalidInputError(
             f"{len(found)} certificates instead of 2, that of the holder and that of its issuing authority; older versions of "
-            "CollaPipe made 1"
+            "CollaPipe made 1: issue it again with `collapipe certs issue`"
         )
     return Chain(*found)
 
@@ -363,7 +363,7 @@ def _check_valid(certificate: x509.Certificate, what: str, now: datetime.datetim
     if not born <= now <= ends:
         raise NotPermittedError(
             f"{what} is not valid now: it is from {born:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, and the clock of this machine "
-            f"says {now:%Y-%m-%d %H:%M}"
+            f"says {now:%Y-%m-%d %H:%M}: renew it, or set the clock"
         )
 
 

@@ -76,16 +76,21 @@ def _check(
         chain = read_chain(certificate)
         identity, key = identity_of(chain.certificate), chain.certificate.public_key()
     except (InvalidInputError, *UNREADABLE) as error:
-        raise NotPermittedError(f"{kind} has no certificate of its signer: {error}") from None
+        raise NotPermittedError(
+            f"{kind} has no certificate of its signer ({error}): update the sender, or issue its certificate again"
+        ) from None
     if identity is None or not isinstance(key, ec.EllipticCurvePublicKey):
-        raise NotPermittedError(f"{kind} is signed with a certificate without a role")
+        raise NotPermittedError(
+            f"{kind} is signed with a certificate without a role: issue it again with `collapipe certs issue`"
+        )
     if identity.role is not role:
         raise NotPermittedError(f"{identity} has signed {kind}, but only a {role.value} may")
     try:
         key.verify(signature, _with_context(data, kind), _ALGORITHM)
     except InvalidSignature:
         raise NotPermittedError(
-            f"{kind} has no valid signature of {identity}: somebody has changed it, or made it up"
+            f"{kind} has no valid signature of {identity}: somebody has changed it, or made it up, so "
+            "look for the host that sent it"
         ) from None
     return HolderCertificate(identity, chain)
 

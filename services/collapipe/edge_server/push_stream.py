@@ -126,7 +126,9 @@ class PushStream:
 
     def _check_turn(self) -> None:
         if self._turn != self._push.turn:
-            raise WrongStateError("a newer stream brings this unit, or a newer attempt has begun")
+            raise WrongStateError(
+                "a newer stream brings this unit, or a newer attempt has begun: end this stream"
+            )
 
 
 def receive_push(

@@ -34,7 +34,8 @@ class LinkConditions(StrictModel):
     def _check_jitter(self) -> Self:
         if self.jitter_seconds > self.delay_seconds:
             raise ValueError(
-                f"a jitter of {self.jitter_seconds:g} s is more than the delay of {self.delay_seconds:g} s"
+                f"a jitter of {self.jitter_seconds:g} s is more than the delay of {self.delay_seconds:g} s: "
+                "lower jitter_seconds"
             )
         return self
 

@@ -82,7 +82,7 @@ class ModelAdapter(ABC):
             self._document: dict[str, Any] = json.loads(config_json)
         except ValueError as error:
             raise InvalidInputError(
-                f"the configuration of the {self.family} model is not valid JSON: {error}"
+                f"the configuration of the {self.family} model is not valid JSON: {error}; give the text of a config.json"
             ) from error
         options = self._document if isinstance(self._document, dict) else {}
         self.period = 2 if options.pop("half_blocks", False) else 1

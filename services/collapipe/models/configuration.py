@@ -101,7 +101,7 @@ def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidInputError(f"{path}: is not valid JSON: {error}") from error
+        raise InvalidInputError(f"{path}: is not valid JSON: {error}; copy it again") from error
     family = values.get("model_type")
     if family != adapter.family:
         raise InvalidInputError(

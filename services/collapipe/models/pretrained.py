@@ -159,12 +159,16 @@ def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> di
             names += [each.removeprefix(prefix) for each in names]
             found = next((each for each in names if each in shards), None)
             if found is None:
-                raise NotFoundError(f"{directory} has no tensor {name!r}")
+                raise NotFoundError(
+                    f"{directory} has no tensor {name!r}: check that it holds the whole model"
+                )
             with safe_open(shards[found], "pt") as file:
                 tensor = file.get_tensor(found)
             tensors[name] = tensor.to(adapter.base_dtype) if tensor.is_floating_point() else tensor
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise NotFoundError(f"{directory} cannot be read: {error}") from error
+        raise NotFoundError(
+            f"{directory} cannot be read: {error}; check the path and its permissions"
+        ) from error
     return tensors
 
 

@@ -64,4 +64,6 @@ class Head(nn.Module, ABC):
 
         A head of a language model generates one token. A head that has a decoder generates the whole answer.
         """
-        raise InvalidInputError("this model labels texts, so it generates no tokens")
+        raise InvalidInputError(
+            "this model labels texts, so it generates no tokens: ask it for labels"
+        )

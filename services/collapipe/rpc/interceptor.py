@@ -151,7 +151,9 @@ class CallInterceptor(grpc.ServerInterceptor):
             stream = itertools.chain(() if first is None else (first,), messages)
             return self._while_permitted(stream, context)
         if first is None:
-            raise InvalidInputError(f"a call of {method} needs one message, but none was sent")
+            raise InvalidInputError(
+                f"a call of {method} needs one message, but none was sent: send one"
+            )
         return first
 
     def _while_permitted(

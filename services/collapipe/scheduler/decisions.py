@@ -79,7 +79,9 @@ class RoundDecision:
                 cluster["links"] = {tuple(key.split(">")): links[key] for key in links}
             return _ADAPTER.validate_python(content)
         except (ValidationError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidInputError(f"the stored decision cannot be used: {error}") from None
+            raise InvalidInputError(
+                f"the stored decision cannot be used: {error}; run the job again to record a new one"
+            ) from None
 
 
 _ADAPTER = TypeAdapter(RoundDecision)

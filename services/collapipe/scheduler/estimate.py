@@ -199,7 +199,9 @@ class Estimator:
     def _model_costs(self, job: JobConfig) -> ModelCosts:
         costs = self._costs[job.model.model_dump_json()]
         if costs is None:
-            raise InvalidInputError(f"the model of the job {job.name!r} cannot be made")
+            raise InvalidInputError(
+                f"the model of the job {job.name!r} cannot be made: check model.pretrained and model.config"
+            )
         return costs
 
     def _count_models(self, requests: Sequence[Request]) -> None:

@@ -442,7 +442,8 @@ class JobStore:
         document = self.find_round(job_id, round_index)
         if document is None:
             raise NotFoundError(
-                f"round {round_index + 1} of job {job_id} was not planned yet: rounds are counted from 1"
+                f"round {round_index + 1} of job {job_id} was not planned yet: rounds are counted from 1, and "
+                "`collapipe jobs show` tells how many there are"
             )
         return document
 

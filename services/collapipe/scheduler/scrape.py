@@ -107,7 +107,8 @@ class ScrapeSource:
     def window(self, start: float, end: float) -> Sequence[Series]:
         if not self._thread.is_alive():
             raise PeerLostError(
-                "", "the hosts are no longer scraped: the source was closed, or failed"
+                "",
+                "the hosts are no longer scraped, because the source was closed or failed: restart the scheduler",
             )
         with self._lock:
             windows = {

@@ -230,7 +230,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 del self._runners[job_id]
                 self._changed.notify_all()
         if runner is None:
-            raise NotFoundError(f"job {job_id} is not running: there is nothing to cancel")
+            raise NotFoundError(
+                f"job {job_id} is not running, so it cannot be cancelled: `collapipe jobs list` lists the jobs"
+            )
         if was_queued:
             runner.cancel_queued("the job was cancelled")
             self._delete_expired()

@@ -77,7 +77,9 @@ def _messages_of_host(
     channels: ChannelPool,
 ) -> Iterator[Message]:
     if status is None:
-        raise NotFoundError(f"{host_id} has not registered since the scheduler started")
+        raise NotFoundError(
+            f"{host_id} has not registered since the scheduler started: start it, or ask for another round"
+        )
     if not status.alive:
         raise PeerLostError(host_id, f"{host_id} sends no heartbeats: start it again")
     stub = trace_pb2_grpc.TraceServiceStub(channels.channel(status.host.address))

@@ -341,6 +341,6 @@ def read_scenario(document: dict[str, Any], origin: str) -> Scenario:
 def _repeated(sections: list[dict[str, Any]], count: float, noun: str) -> list[dict[str, Any]]:
     """Returns the first `count` devices or clusters of a list that starts over at its end."""
     if count != int(count):
-        raise ValueError(f"{count:g} is not a whole number of {noun}")
+        raise ValueError(f"{count:g} is not a whole number of {noun}: use one from 1 on")
     single = [{**section, "count": 1} for section in sections for _ in range(section["count"])]
     return [single[i % len(single)] for i in range(int(count))]

@@ -214,7 +214,9 @@ class Task(ABC, Generic[E]):
 
     def answer(self, question: E, prediction: Tensor) -> str:
         """Returns the answer that is made of labels, given what `Head.predict` returned for the question."""
-        raise WrongStateError("the answers of this task are generated token by token")
+        raise WrongStateError(
+            "the answers of this task are generated token by token: use a generator"
+        )
 
     def answer_stream(self, question: E) -> Callable[[int], str]:
         """Returns a function that takes the next generated token, and returns the characters that it completes."""

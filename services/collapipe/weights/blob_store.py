@@ -40,7 +40,9 @@ class BlobStore:
     def path(self, digest: str) -> Path:
         """Returns the path of a blob, stored or not; raises `NotFoundError` for a bad digest."""
         if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-            raise NotFoundError(f"{digest!r} is not a SHA-256 digest in hexadecimal")
+            raise NotFoundError(
+                f"{digest!r} is not a SHA-256 digest: give its 64 hexadecimal digits"
+            )
         return self.directory / digest
 
     def put(self, digest: str, pieces: Iterable[Buffer], *, is_checked: bool = False) -> None:

@@ -82,7 +82,9 @@ class TopKCodec:
         positions = torch.stack([low | (middle & 15) << 8, middle >> 4 | high << 4], dim=1)
         positions = positions.reshape(num_chunks, _KEPT)
         if not (positions.diff(dim=1) > 0).all():
-            raise CorruptDataError("the positions of a chunk of top_k do not ascend")
+            raise CorruptDataError(
+                "the positions of a chunk of top_k do not ascend: send the weights again"
+            )
         magnitudes = levels.gather(1, (codes >> 1).to(torch.int64))
         values = torch.where(codes & 1 == 1, -magnitudes, magnitudes)
         chunks = torch.zeros(num_chunks, _CHUNK, dtype=torch.float32)

@@ -12,16 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import convergence_term, predict
-from collapipe.allocation.round_model.problem import (
+from collapipe.allocation import (
     ClusterPlan,
     ClusterProblem,
     LinkPlan,
     RoundPlan,
     RoundProblem,
     StagePlan,
+    predict,
+    violations,
 )
+from collapipe.allocation.round_model.prediction import convergence_term
 
 AssumedLinks = Mapping[tuple[str, str], LinkPlan]
 
@@ -71,24 +72,24 @@ def _plans(
                 cluster.edge_server.host_id,
             ]
             pairs = list(itertools.pairwise(names))
-            if any(
-                pair not in assumed or pair not in cluster.links or pair[::-1] not in cluster.links
-                for pair in pairs
-            ):
+            back = [pair[::-1] for pair in pairs]
+            if not (assumed.keys() >= {*pairs} and cluster.links.keys() >= {*pairs, *back}):
                 continue
-            for edges in _edges(problem, count):
+            for edges, slices in itertools.product(_edges(problem, count), cluster.slice_options):
+                sizes = (num_micro_batches, slices)
                 choices = [
-                    list(_stages(problem, cluster, name, units, num_micro_batches, all_windows))
+                    list(_stages(problem, cluster, name, units, sizes, all_windows))
                     for name, units in zip(names, itertools.pairwise(edges), strict=True)
                 ]
-                for stages in itertools.product(*choices):
-                    for codecs in itertools.product(problem.codecs, repeat=len(pairs)):
-                        links = tuple(
-                            replace(assumed[pair], codec=codec)
-                            for pair, codec in zip(pairs, codecs, strict=True)
-                        )
-                        for upload_codec in cluster.upload_codecs:
-                            yield ClusterPlan(stages, num_micro_batches, links, upload_codec)
+                codecs = itertools.product(problem.codecs, repeat=len(pairs))
+                for stages, each, upload in itertools.product(
+                    itertools.product(*choices), codecs, cluster.upload_codecs
+                ):
+                    links = tuple(
+                        replace(assumed[pair], codec=codec)
+                        for pair, codec in zip(pairs, each, strict=True)
+                    )
+                    yield ClusterPlan(stages, num_micro_batches, links, upload, num_slices=slices)
 
 
 def _edges(problem: RoundProblem, num_devices: int) -> Iterator[list[int]]:
@@ -108,11 +109,15 @@ def _stages(
     cluster: ClusterProblem,
     host_id: str,
     units: tuple[int, int],
-    num_micro_batches: int,
+    sizes: tuple[int, int],
     all_windows: bool,
 ) -> Iterator[StagePlan]:
-    """Yields the stages that memory and the job allow: with the largest window, or with `all_windows`."""
-    host = cluster.hosts[host_id]
+    """Yields the stages that memory and the job allow: with the largest window, or with `all_windows`.
+
+    Args:
+        sizes: The numbers of micro-batches and of slices.
+    """
+    host, (num_micro_batches, slices) = cluster.hosts[host_id], sizes
     size = problem.mini_batch / num_micro_batches
     flight = 1 if problem.update_per_micro_batch else num_micro_batches
     options = problem.recompute_options
@@ -123,7 +128,9 @@ def _stages(
     for recompute in options:
         most = min(flight, problem.in_flight_limit or flight)
         while most and host.memory_bytes is not None:
-            need = problem.model.memory_bytes(*units, most, size, recompute=recompute)
+            need = problem.model.memory_bytes(
+                *units, most, size, num_slices=slices, recompute=recompute
+            )
             if host.base_bytes + need <= host.memory_bytes:
                 break
             most -= 1

@@ -6,19 +6,17 @@ shows as a difference.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from collapipe.allocation.round_model.prediction import predict
-from collapipe.allocation.round_model.problem import (
+from collapipe.allocation import (
     ClusterPlan,
     ClusterProblem,
     Host,
-    Link,
     LinkPlan,
     ModelCost,
     RadioLink,
@@ -26,7 +24,13 @@ from collapipe.allocation.round_model.problem import (
     RoundProblem,
     StagePlan,
     WiredLink,
+    predict,
 )
+from collapipe.allocation.round_model.problem import Link
+from collapipe.allocation.search.bandwidth import Allocation, solve_shares
+from collapipe.allocation.search.shared_links import shared_links
+
+from .changes import with_cluster, with_hosts
 
 Vector = NDArray[np.float64]
 
@@ -48,13 +52,8 @@ def random_problem(
     def link() -> Link:
         if wired:
             return WiredLink(float(10 ** rng.uniform(7, 9)), 0.002)
-        return RadioLink(
-            float(10 ** rng.uniform(-10, -7)),
-            4e-20,
-            0.002,
-            float(rng.uniform(0.7, 1)),
-            most_bits_per_hertz,
-        )
+        gain, efficiency = float(10 ** rng.uniform(-10, -7)), float(rng.uniform(0.7, 1))
+        return RadioLink(gain, 4e-20, 0.002, efficiency, most_bits_per_hertz)
 
     clusters = []
     for n in range(num_clusters):
@@ -97,11 +96,9 @@ def some_plan(problem: RoundProblem, seed: int, narrow: bool = False) -> RoundPl
         choices = list(_cluster_plans(cluster, problem.model.num_blocks))
         plan = choices[int(rng.integers(len(choices)))]
         if narrow:
-            stages = tuple(
-                replace(stage, in_flight=int(rng.integers(1, stage.in_flight + 1)))
-                for stage in plan.stages
-            )
-            plan = replace(plan, stages=stages)
+            windows = [int(rng.integers(1, stage.in_flight + 1)) for stage in plan.stages]
+            stages = zip(plan.stages, windows, strict=True)
+            plan = replace(plan, stages=tuple(replace(s, in_flight=n) for s, n in stages))
         plans.append(plan)
     return tuple(plans)
 
@@ -114,41 +111,34 @@ def every_plan(problem: RoundProblem) -> Iterator[RoundPlan]:
 
 
 def _cluster_plans(cluster: ClusterProblem, num_blocks: int) -> Iterator[ClusterPlan]:
-    hosts = cluster.hosts
     for count in range(1, min(len(cluster.devices), num_blocks) + 1):
-        for devices in itertools.permutations(cluster.devices, count):
-            for cuts in itertools.combinations(range(1, num_blocks), count - 1):
-                bounds = [1, *(cut + 1 for cut in cuts), num_blocks + 1]
-                for size in cluster.micro_batch_options:
-                    stages = [StagePlan(cluster.control_unit.host_id, 0, 1, size)]
-                    stages += [
-                        StagePlan(device.host_id, start, stop, size)
-                        for device, (start, stop) in zip(
-                            devices, itertools.pairwise(bounds), strict=True
-                        )
-                    ]
-                    stages.append(
-                        StagePlan(cluster.edge_server.host_id, num_blocks + 1, num_blocks + 2, size)
-                    )
-                    links = tuple(
-                        LinkPlan(
-                            share=1.0,
-                            forward_watts=_full(cluster, hosts, one, other),
-                            backward_watts=_full(cluster, hosts, other, one),
-                        )
-                        for one, other in itertools.pairwise(stages)
-                    )
-                    yield ClusterPlan(tuple(stages), size, links)
+        for devices, cuts, size in itertools.product(
+            itertools.permutations(cluster.devices, count),
+            itertools.combinations(range(2, num_blocks + 1), count - 1),
+            cluster.micro_batch_options,
+        ):
+            hosts = [cluster.control_unit, *devices, cluster.edge_server]
+            bounds = itertools.pairwise([0, 1, *cuts, num_blocks + 1, num_blocks + 2])
+            stages = tuple(
+                StagePlan(host.host_id, start, stop, size)
+                for host, (start, stop) in zip(hosts, bounds, strict=True)
+            )
+            links = tuple(
+                LinkPlan(
+                    share=1.0,
+                    forward_watts=_full(cluster, one, other),
+                    backward_watts=_full(cluster, other, one),
+                )
+                for one, other in itertools.pairwise(hosts)
+            )
+            yield ClusterPlan(stages, size, links)
 
 
-def _full(
-    cluster: ClusterProblem, hosts: dict[str, Host], sender: StagePlan, receiver: StagePlan
-) -> float:
+def _full(cluster: ClusterProblem, sender: Host, receiver: Host) -> float:
     """Returns the power of a sender, or half of it if the sender also sends to its other neighbour."""
     if not isinstance(cluster.links[sender.host_id, receiver.host_id], RadioLink):
         return 0.0
-    parts = 2 if sender.host_id.startswith("device") else 1
-    return hosts[sender.host_id].max_transmit_watts / parts
+    return sender.max_transmit_watts / (2 if sender.host_id.startswith("device") else 1)
 
 
 def transfer_seconds(link: Link, bits: float, share: Vector, watts: Vector | float) -> Vector:
@@ -225,11 +215,34 @@ def objectives(
     return np.asarray(problem.penalty_weight * slowest / problem.reference_seconds + drift)
 
 
-def best_on_grid(
-    problem: RoundProblem, plans: RoundPlan, points: int = 5, zooms: int = 16
+def zoomed(
+    objective: Callable[[Vector], Vector],
+    sizes: int,
+    points: int = 7,
+    zooms: int = 50,
+    shrink: float = 0.85,
 ) -> float:
+    """Returns the least value of a function of (points, sizes) on a grid that zooms in on its best point."""
+    axes = [np.linspace(-1, 1, points)] * sizes
+    unit = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, sizes)
+    centre, best, width = np.zeros(sizes), math.inf, 3.0
+    for _ in range(zooms):
+        at = centre + unit * width
+        values = objective(at)
+        winner = int(np.argmin(values))
+        best, centre, width = min(best, float(values[winner])), at[winner], width * shrink
+    return best
+
+
+def softmax(at: Vector) -> Vector:
+    """Returns shares of 1, one more than the columns."""
+    weights = np.exp(np.column_stack([at, np.zeros(len(at))]))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def best_on_grid(problem: RoundProblem, plans: RoundPlan) -> float:
     """Returns the least objective over a grid of shares and powers that zooms in on its best point."""
-    total = next(iter(problem.channels.values()))
+    (total,) = problem.channels.values()
     ends = [
         (cluster, one.host_id, other.host_id)
         for cluster, plan in zip(problem.clusters, plans, strict=True)
@@ -237,10 +250,10 @@ def best_on_grid(
     ]
     limits, costly, senders = [], [], []
     for cluster, *pair in ends:
+        radio = isinstance(cluster.links[pair[0], pair[1]], RadioLink)
         for host_id in pair:
             host = cluster.hosts[host_id]
             limits.append(host.max_transmit_watts)
-            radio = isinstance(cluster.links[pair[0], pair[1]], RadioLink)
             costly.append(host.joule_weight > 0 and radio)
             senders.append(host_id if radio and host_id.startswith("device") else None)
     both = [
@@ -252,85 +265,35 @@ def best_on_grid(
     rest = {k: j for j, k in both if not costly[k]}
     num_shares = len(ends) - 1
     powers = [j for j, one in enumerate(costly) if one or j in rest.values()]
-    centre = np.concatenate([np.zeros(num_shares), np.full(len(powers), -3.0)])
-    width = np.concatenate([np.full(num_shares, 3.0), np.full(len(powers), 3.0)])
-    unit = np.stack(
-        np.meshgrid(*[np.linspace(-1, 1, points)] * len(centre), indexing="ij"), axis=-1
-    ).reshape(-1, len(centre))
-    best = math.inf
-    for _ in range(zooms):
-        at = centre + unit * width
-        at[:, num_shares:] = np.minimum(at[:, num_shares:], 0.0)
-        weights = np.exp(np.column_stack([at[:, :num_shares], np.zeros(len(at))]))
-        shares = total * weights / weights.sum(axis=1, keepdims=True)
+
+    def values(at: Vector) -> Vector:
         watts = [np.full(len(at), limit) for limit in limits]
-        for column, j in enumerate(powers):
-            watts[j] = limits[j] * np.exp(at[:, num_shares + column])
+        for column, j in enumerate(powers, num_shares):
+            watts[j] = limits[j] * np.exp(np.minimum(at[:, column] - 3.0, 0.0))
         for k, j in rest.items():
             watts[k] = limits[k] * np.maximum(1 - watts[j] / limits[j], 1e-9)
         pairs = list(zip(watts[::2], watts[1::2], strict=True))
-        values = objectives(problem, plans, shares, pairs)
+        found = objectives(problem, plans, total * softmax(at[:, :num_shares]), pairs)
         for j, k in both:
-            values = np.where(watts[j] + watts[k] <= limits[j] * (1 + 1e-8), values, math.inf)
-        winner = int(np.argmin(values))
-        best = min(best, float(values[winner]))
-        centre, width = at[winner], width * 0.65
-    return best
+            found = np.where(watts[j] + watts[k] <= limits[j] * (1 + 1e-8), found, math.inf)
+        return found
 
-
-def best_joint(problem: RoundProblem) -> float:
-    """Returns the least objective over every plan, with shares and powers from the grid.
-
-    A plan is left out only if it would not win even with the whole channel for every link and no energy for
-    sending.
-    """
-    bounds: list[tuple[float, int, RoundPlan]] = []
-    total = next(iter(problem.channels.values()))
-    for plans in every_plan(problem):
-        alone = tuple(
-            replace(plan, links=tuple(replace(link, share=total) for link in plan.links))
-            for plan in plans
-        )
-        silent = tuple(
-            replace(
-                plan,
-                links=tuple(
-                    replace(link, forward_watts=0.0, backward_watts=0.0) for link in plan.links
-                ),
-            )
-            for plan in alone
-        )
-        computing = sum(
-            cluster.hosts[stage.host_id].joule_weight * stage.energy_joules
-            for cluster, predicted in zip(
-                problem.clusters, predict(problem, silent).clusters, strict=True
-            )
-            for stage in predicted.stages
-        )
-        bounds.append((predict(problem, alone).penalty + computing, len(bounds), plans))
-    best = math.inf
-    for bound, _, plans in sorted(bounds):
-        if bound >= best:
-            break
-        best = min(best, best_on_grid(problem, plans))
-    return best
+    return zoomed(values, num_shares + len(powers), points=5, zooms=16, shrink=0.65)
 
 
 def direct_problem(seed: int, num_clusters: int, wired: bool) -> tuple[RoundProblem, RoundPlan]:
     """Draws clusters with one link: the control unit runs all blocks and sends to the edge server."""
     problem = random_problem(seed, num_clusters, num_devices=1, wired=wired)
     rng = np.random.default_rng(seed)
+    watts = 0.0 if wired else 1.0
     plans = []
     for cluster in problem.clusters:
         size = int(rng.choice([1, 2, 4]))
-        entry, head = cluster.control_unit, cluster.edge_server
-        plans.append(
-            ClusterPlan(
-                (StagePlan(entry.host_id, 0, 5, size), StagePlan(head.host_id, 5, 6, size)),
-                size,
-                (LinkPlan("fp32", 1.0, *((0.0, 0.0) if wired else (1.0, 1.0))),),
-            )
+        stages = (
+            StagePlan(cluster.control_unit.host_id, 0, 5, size),
+            StagePlan(cluster.edge_server.host_id, 5, 6, size),
         )
+        plans.append(ClusterPlan(stages, size, (LinkPlan("fp32", 1.0, watts, watts),)))
     return problem, tuple(plans)
 
 
@@ -352,7 +315,7 @@ def least_deadline(problem: RoundProblem, plans: RoundPlan) -> float:
         return brentq(lambda share: seconds(n, share) - deadline, 1e-9 * total, total)
 
     low, high = 0.0, 1e4
-    for _ in range(50):
+    for _ in range(45):
         middle = (low + high) / 2
         needed = sum(least_share(n, middle) for n in range(len(plans)))
         low, high = (low, middle) if needed <= total else (middle, high)
@@ -365,22 +328,27 @@ def noisy(problem: RoundProblem, rng: np.random.Generator, scale: float) -> Roun
     def off() -> float:
         return float(rng.uniform(1 - scale, 1 + scale))
 
-    def host(one: Host) -> Host:
-        return replace(one, seconds_per_sample=one.seconds_per_sample * off())
-
     def link(one: Link) -> Link:
         if isinstance(one, RadioLink):
             return replace(one, gain=one.gain * off())
         return replace(one, capacity_bps=one.capacity_bps * off())
 
-    clusters = tuple(
-        replace(
-            cluster,
-            control_unit=host(cluster.control_unit),
-            devices=tuple(map(host, cluster.devices)),
-            edge_server=host(cluster.edge_server),
-            links={pair: link(one) for pair, one in cluster.links.items()},
-        )
-        for cluster in problem.clusters
+    problem = with_hosts(
+        problem, lambda host: replace(host, seconds_per_sample=host.seconds_per_sample * off())
     )
-    return replace(problem, clusters=clusters)
+    for n, cluster in enumerate(problem.clusters):
+        links = {pair: link(one) for pair, one in cluster.links.items()}
+        problem = with_cluster(problem, n, links=links)
+    return problem
+
+
+def share_at_given_powers(problem: RoundProblem, plans: RoundPlan) -> Allocation:
+    """Finds the shares that minimise docs/scheduling.md (13) with the powers of the plans."""
+    links = shared_links(problem, plans)
+    assert links is not None
+    watts, shares = links.powers(plans), links.equal_shares()
+    none = np.zeros(0)
+    start = links.point(shares, watts, none, none)
+    solved, prices = solve_shares(links, start, np.zeros_like(links.radio))
+    found = links.applied(plans, replace(solved, watts=watts))
+    return Allocation(found, predict(problem, found), prices)

@@ -54,12 +54,7 @@ def problem(
     )
     return RoundProblem(
         clusters=(cluster,),
-        model=ModelCost(
-            num_blocks,
-            block_state_bytes=cost[0],
-            block_stash_bytes=cost[1],
-            pattern=pattern,
-        ),
+        model=ModelCost(num_blocks, *cost, pattern=pattern),
         mini_batch=num_micro_batches,
         in_flight_limit=in_flight,
         round_index=round_index,
@@ -69,18 +64,13 @@ def problem(
 @st.composite
 def problems(draw: st.DrawFn) -> RoundProblem:
     """Draws problems with at most 5 devices and 8 blocks. Memory is tight, loose or unlimited."""
-    num_devices = draw(st.integers(1, 5))
+    speed = st.sampled_from([1.0, 2.0, 3.0, 4.0, 0.7])
     memory = st.one_of(st.none(), st.integers(1, 150))
+    devices = draw(st.lists(st.tuples(speed, memory), min_size=1, max_size=5))
     return problem(
-        speeds=draw(
-            st.lists(
-                st.sampled_from([1.0, 2.0, 3.0, 4.0, 0.7]),
-                min_size=num_devices,
-                max_size=num_devices,
-            )
-        ),
+        speeds=[speed for speed, _ in devices],
         num_blocks=draw(st.integers(1, 8)),
-        memory=draw(st.lists(memory, min_size=num_devices, max_size=num_devices)),
+        memory=[limit for _, limit in devices],
         cost=(draw(st.integers(1, 10)), draw(st.integers(0, 10))),
         num_micro_batches=draw(st.sampled_from([1, 2, 4, 8])),
         in_flight=draw(st.one_of(st.none(), st.integers(1, 4))),
@@ -97,17 +87,14 @@ def every_feasible_split(given: RoundProblem) -> Iterator[tuple[int, ...]]:
             continue
         stages_to_head, fits, stop = 1, True, model.num_blocks
         for device, blocks in zip(reversed(devices), reversed(split), strict=True):
-            if not blocks:
-                continue
-            stages_to_head += 1
+            stages_to_head += bool(blocks)
             window = min(given.mini_batch, given.in_flight_limit or stages_to_head)
-            shares = _shares(model, stop - blocks, stop)
-            stop -= blocks
             needed = sum(
                 share.state * model.block_state_bytes
                 + window * share.stash * model.block_stash_bytes
-                for share in shares
+                for share in _shares(model, stop - blocks, stop)
             )
+            stop -= blocks
             fits = fits and (device.memory_bytes is None or needed <= device.memory_bytes)
         if fits:
             yield split
@@ -135,8 +122,6 @@ def segments_of(given: RoundProblem, strategy: Strategy) -> dict[str, Segment]:
 
 def split_of(given: RoundProblem, plan: RoundPlan) -> tuple[int, ...]:
     """Returns the blocks of each device, 0 for a device that takes no part."""
-    segments = plan[0].segments
-    return tuple(
-        segments[device.host_id].num_blocks if device.host_id in segments else 0
-        for device in given.clusters[0].devices
-    )
+    segments, none = plan[0].segments, Segment(0, 0)
+    devices = given.clusters[0].devices
+    return tuple(segments.get(device.host_id, none).num_blocks for device in devices)

@@ -1,18 +1,19 @@
 """Random small rounds. Hypothesis draws the structure, so that it can shrink it; a seed gives the numbers."""
 
+import itertools
 import math
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from collapipe.allocation.round_model.problem import (
+from collapipe.allocation import (
     BlockShare,
     ClusterPlan,
     ClusterProblem,
     Convergence,
     Host,
-    Link,
     LinkPlan,
     ModelCost,
     RadioLink,
@@ -20,9 +21,19 @@ from collapipe.allocation.round_model.problem import (
     StagePlan,
     WiredLink,
 )
+from collapipe.allocation.round_model.problem import Link
 from collapipe.allocation.search.link_tables import AssumedLinks
 
 Round = tuple[RoundProblem, list[AssumedLinks]]
+
+
+class _Kinds(NamedTuple):
+    """What counts in a round."""
+
+    tight: bool
+    energy: bool
+    radio: bool
+    moves: bool
 
 
 @st.composite
@@ -44,10 +55,7 @@ def rounds(
     num_blocks = draw(st.integers(*blocks))
     numbers = random.Random(draw(st.integers(0, 2**32)))
     convergence = draw(st.sampled_from(["none", "priced", "limited", "both"]))
-    tight = draw(st.booleans())
-    energy = draw(st.booleans())
-    radio = draw(st.booleans())
-    moves = draw(st.booleans())
+    kinds = _Kinds(*(draw(st.booleans()) for _ in range(4)))
     model = ModelCost(
         num_blocks=num_blocks,
         block_state_bytes=100.0,
@@ -77,9 +85,7 @@ def rounds(
     )
     problems, assumed = [], []
     for n in range(num_clusters):
-        cluster, links = _cluster(
-            numbers, n, num_devices[n], head, num_blocks, tight, energy, radio, moves
-        )
+        cluster, links = _cluster(numbers, n, num_devices[n], head, num_blocks, kinds)
         problems.append(
             replace(
                 cluster,
@@ -100,8 +106,8 @@ def rounds(
         mini_batch=8,
         local_steps=numbers.choice([1, 3]),
         channels={
-            f"channel-{n}": (60.0 if radio else 8000.0) * (num_devices[n] + 1)
-            for n in range(num_clusters)
+            f"channel-{n}": (60.0 if kinds.radio else 8000.0) * (count + 1)
+            for n, count in enumerate(num_devices)
         },
         codecs=names,
         in_flight_limit=draw(st.sampled_from([None, None, 1, 2, 3])),
@@ -128,11 +134,10 @@ def _cluster(
     num_devices: int,
     head: Host,
     num_blocks: int,
-    tight: bool,
-    energy: bool,
-    radio: bool,
-    moves: bool,
+    kinds: _Kinds,
 ) -> tuple[ClusterProblem, dict[tuple[str, str], LinkPlan]]:
+    tight, energy, radio, moves = kinds
+
     def host(name: str, memory: int | None) -> Host:
         has_budget = energy and numbers.random() < 0.7
         return Host(
@@ -163,22 +168,15 @@ def _cluster(
     reach = numbers.choice([(1.3, 2.3), (2, 4), (3, 4.5)])  # powers of ten
     links: dict[tuple[str, str], Link] = {}
     assumed: dict[tuple[str, str], LinkPlan] = {}
-    for i, a in enumerate(names):
-        for b in names[i + 1 :]:
-            if numbers.random() < 0.03:
-                continue
-            trip = numbers.choice([0.0, 0.01, 0.2])
-            for pair in ((a, b), (b, a)):
-                links[pair] = (
-                    RadioLink(10 ** numbers.uniform(*reach), 1.0, trip)
-                    if radio
-                    else WiredLink(10 ** numbers.uniform(*reach), trip)
-                )
-                assumed[pair] = LinkPlan(
-                    share=60.0 if radio else 8000.0,
-                    forward_watts=numbers.choice([0.1, 1.0]) if radio else 0.0,
-                    backward_watts=numbers.choice([0.1, 1.0]) if radio else 0.0,
-                )
+    for a, b in itertools.combinations(names, 2):
+        if numbers.random() < 0.03:
+            continue
+        trip = numbers.choice([0.0, 0.01, 0.2])
+        for pair in ((a, b), (b, a)):
+            quality = 10 ** numbers.uniform(*reach)
+            links[pair] = RadioLink(quality, 1.0, trip) if radio else WiredLink(quality, trip)
+            watts = [numbers.choice([0.1, 1.0]) if radio else 0.0 for _ in range(2)]
+            assumed[pair] = LinkPlan("fp32", 60.0 if radio else 8000.0, *watts)
     cluster = ClusterProblem(
         control_unit=control,
         devices=devices,

@@ -4,38 +4,32 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import predict
-from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation import RoundPlan, predict, violations
 from collapipe.allocation.round_model.uploads import with_soonest_uploads
 from collapipe.allocation.search import bandwidth
 from collapipe.allocation.search.bandwidth import SolverFailedError
 from collapipe.allocation.search.power import allocate
 from collapipe.allocation.search.shared_links import shared_links
 
-from .grids import direct_problem, least_deadline, objectives, random_problem, some_plan
-from .shares import share_at_given_powers
-
-
-def _delay_only(problem: RoundProblem) -> RoundProblem:
-    clusters = tuple(
-        replace(cluster, devices=tuple(replace(device, backlog=0.0) for device in cluster.devices))
-        for cluster in problem.clusters
-    )
-    return replace(problem, clusters=clusters)
+from .changes import with_cluster, with_links
+from .grids import (
+    direct_problem,
+    least_deadline,
+    objectives,
+    random_problem,
+    share_at_given_powers,
+    some_plan,
+)
 
 
 def _shares(plans: RoundPlan) -> list[float]:
     return [link.share for plan in plans for link in plan.links]
 
 
-# --- optimality
-
-
 @pytest.mark.parametrize("wired", [False, True])
 def test_allocate_agrees_with_bisection_on_the_deadline(wired: bool) -> None:
     worst = 0.0
-    for seed in range(12):
+    for seed in range(4):
         problem, plans = direct_problem(seed, num_clusters=1 + seed % 4, wired=wired)
         found = allocate(problem, plans)  # No energy counts in this problem, so powers are full.
         expected = least_deadline(problem, plans)
@@ -48,7 +42,7 @@ def test_allocate_agrees_with_bisection_on_the_deadline(wired: bool) -> None:
 @pytest.mark.parametrize("wired", [False, True])
 def test_shares_of_any_plan_are_not_improved_by_other_shares(wired: bool) -> None:
     rng = np.random.default_rng(1)
-    for seed in range(20):
+    for seed in range(9):
         problem = random_problem(seed, 1 + seed % 3, 3, wired=wired)
         plans = some_plan(problem, seed, narrow=True)
         found = share_at_given_powers(problem, plans)
@@ -68,32 +62,11 @@ def test_shares_of_any_plan_are_not_improved_by_other_shares(wired: bool) -> Non
 
 
 def test_shares_of_two_channels_fill_each() -> None:
-    problem = random_problem(3, num_clusters=2)
-    other = replace(problem.clusters[1], channel="other")
-    problem = replace(
-        problem, clusters=(problem.clusters[0], other), channels={"air": 2e7, "other": 5e6}
-    )
+    problem = with_cluster(random_problem(3, num_clusters=2), 1, channel="other")
+    problem = replace(problem, channels={"air": 2e7, "other": 5e6})
     found = share_at_given_powers(problem, some_plan(problem, 0)).plans
     assert sum(link.share for link in found[0].links) == pytest.approx(2e7)
     assert sum(link.share for link in found[1].links) == pytest.approx(5e6)
-
-
-def test_shares_of_links_with_costly_energy_are_larger() -> None:
-    problem = _delay_only(random_problem(5))
-    plans = some_plan(problem, 1)
-    before = share_at_given_powers(problem, plans)
-    cluster = problem.clusters[0]
-    busy = plans[0].stages[1].host_id
-    costly = tuple(
-        replace(device, backlog=3000.0 * (device.host_id == busy)) for device in cluster.devices
-    )
-    problem = replace(problem, clusters=(replace(cluster, devices=costly),))
-    after = share_at_given_powers(problem, plans)
-    sending = [
-        allocation.prediction.clusters[0].links[0].backward_seconds
-        for allocation in (before, after)
-    ]
-    assert sending[1] < sending[0]
 
 
 def test_price_of_a_channel_is_what_more_of_it_saves() -> None:
@@ -106,9 +79,6 @@ def test_price_of_a_channel_is_what_more_of_it_saves() -> None:
     assert found.prices.channels["air"] * 2e4 == pytest.approx(saved, rel=0.01)
 
 
-# --- the minimised delay is the predicted delay
-
-
 @pytest.mark.parametrize("update_per_micro_batch", [False, True])
 @pytest.mark.parametrize("wired", [False, True])
 def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bool) -> None:
@@ -119,18 +89,11 @@ def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bo
             update_per_micro_batch=update_per_micro_batch,
             fixed_seconds=0.5,
         )
-        clusters = (problem.clusters[0], replace(problem.clusters[1], channel=None))
-        plans = some_plan(problem, seed, narrow=True)
-        clusters = (replace(clusters[0], previous=some_plan(problem, seed + 1)[0]), clusters[1])
-        problem = replace(problem, clusters=clusters)
+        plans = with_links(some_plan(problem, seed, narrow=True), share=2e6)
+        problem = with_cluster(problem, previous=some_plan(problem, seed + 1)[0])
+        problem = with_cluster(problem, 1, channel=None)
         plans = tuple(
-            replace(
-                plan,
-                links=tuple(
-                    replace(link, codec="int8" if rng.uniform() < 0.5 else "fp32", share=2e6)
-                    for link in plan.links
-                ),
-            )
+            replace(plan, links=(replace(plan.links[0], codec="int8"), *plan.links[1:]))
             for plan in plans
         )
         plans = with_soonest_uploads(problem, plans)
@@ -152,9 +115,6 @@ def test_round_delay_agrees_with_predict(wired: bool, update_per_micro_batch: bo
         np.testing.assert_allclose(rounds, [one.round_seconds for one in predicted.clusters])
 
 
-# --- problems are built once
-
-
 def test_problem_of_one_shape_is_built_once() -> None:
     bandwidth._program.cache_clear()
     for seed in range(5):
@@ -172,22 +132,11 @@ def test_problem_follows_the_rules_for_parameters_so_that_a_resolve_is_fast(capp
     assert program._problem.is_dcp(dpp=True)
 
 
-def test_shares_do_not_depend_on_what_was_solved_before() -> None:
-    problem, other = random_problem(11, 2), random_problem(12, 2)
-    plans = some_plan(problem, 2)
-    first = share_at_given_powers(problem, plans)
-    share_at_given_powers(other, plans)
-    assert share_at_given_powers(problem, plans).plans == first.plans
-
-
-# --- failures
-
-
 def test_shares_with_a_solver_that_raises_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise cp.SolverError("out of luck")
 
     monkeypatch.setattr(cp.Problem, "solve", fail)
     problem = random_problem(0)
-    with pytest.raises(SolverFailedError, match="CLARABEL found no optimum.*out of luck"):
+    with pytest.raises(SolverFailedError, match="CLARABEL .*out of luck"):
         share_at_given_powers(problem, some_plan(problem, 0))

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from benchmarks.optimality import make_round
 
-from collapipe.allocation.round_model.problem import LinkPlan
+from collapipe.allocation import LinkPlan
 from collapipe.allocation.search import labels, segment_bounds
 from collapipe.allocation.search.labels import compile_search
 from collapipe.allocation.search.segments import place_segments

@@ -1,5 +1,6 @@
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,28 +15,23 @@ from collapipe.allocation.round_model.convergence_fit import (
 from collapipe.allocation.round_model.prediction import convergence_term
 from collapipe.errors import InvalidInputError
 
+from .changes import with_cluster
 from .problems import problem
 
 _TRUE = np.array([2.0, 0.5, 0.001, 30.0, 4.0])
 _VARIANCE = 8.0
 
 
-def _problem(**changes: object) -> RoundProblem:
-    given = replace(
-        problem([1.0], num_blocks=2, num_micro_batches=4),
-        mini_batch=32,
-        local_steps=10,
-        convergence=Convergence(num_rounds=5),
+def _problem(**changes: Any) -> RoundProblem:
+    given = problem([1.0], num_blocks=2, num_micro_batches=4)
+    return replace(
+        given, mini_batch=32, local_steps=10, convergence=Convergence(num_rounds=5), **changes
     )
-    return replace(given, **changes)  # type: ignore[arg-type]
 
 
 def _plan(codec: str = "fp32", upload_codec: str = "fp32") -> ClusterPlan:
-    stages = (
-        StagePlan("control-unit", 0, 1, 1),
-        StagePlan("device-0", 1, 3, 1),
-        StagePlan("edge-server", 3, 4, 1),
-    )
+    hosts = (("control-unit", 0, 1), ("device-0", 1, 3), ("edge-server", 3, 4))
+    stages = tuple(StagePlan(*host, 1) for host in hosts)
     links = (LinkPlan("fp32"), LinkPlan(codec))  # type: ignore[arg-type]
     return ClusterPlan(stages, 4, links, upload_codec)  # type: ignore[arg-type]
 
@@ -61,12 +57,12 @@ def _runs(noise: float = 0.0) -> list[TrainedRun]:
 @pytest.mark.parametrize("per_micro_batch", [False, True])
 def test_features_times_constants_are_the_term(per_micro_batch: bool) -> None:
     given = _problem(update_per_micro_batch=per_micro_batch)
-    cluster = replace(given.clusters[0], weight=0.75, loss_probability=0.1)
-    other = replace(given.clusters[0], weight=0.25, loss_probability=0.3)
     constants = (2.0, 0.5, 0.001, 30.0, 4.0)
     given = replace(
-        given, clusters=(cluster, other), convergence=Convergence(constants, num_rounds=5)
+        given, clusters=given.clusters * 2, convergence=Convergence(constants, num_rounds=5)
     )
+    given = with_cluster(given, 0, weight=0.75, loss_probability=0.1)
+    given = with_cluster(given, 1, weight=0.25, loss_probability=0.3)
     plans = (_plan("int8"), _plan("bf16"))
     features = convergence_features(given, plans)
     assert np.dot(constants, features) == pytest.approx(convergence_term(given, plans))
@@ -100,28 +96,36 @@ def test_standard_errors_cover_the_truth_when_runs_are_noisy() -> None:
         assert abs(constant.value - truth) < 4 * constant.standard_error
 
 
-def test_fit_without_variation_sets_a_constant_to_zero_and_says_so() -> None:
-    runs = [_run((a, 0.1, 100.0, 0.0, 0.0), 8, 2 * a) for a in (0.1, 0.2, 0.4)]
-    fit = fit_constants(runs)
-    assert [c.value for c in fit.constants] == pytest.approx([2.0, 0.0, 0.0, 0.0, 0.0])
-    assert "the same in every run" in fit.constants[2].note
-    assert "training.local_steps" in fit.constants[2].note
-    assert "zero in every run" in fit.constants[3].note
-    assert "schedule.codecs" in fit.constants[3].note
-
-
-def test_fit_of_collinear_features_keeps_the_first_and_names_it() -> None:
-    runs = [_run((a, 0.0, 3 * a, 0.0, 0.0), 8, 4 * a) for a in (0.1, 0.2, 0.4)]
-    fit = fit_constants(runs)
-    assert [c.value for c in fit.constants] == pytest.approx([4.0, 0.0, 0.0, 0.0, 0.0])
-    assert "follows from that of the sampling variance and c0" in fit.constants[2].note
+@pytest.mark.parametrize(
+    ("features", "c0", "notes"),
+    [
+        (
+            [(a, 0.1, 100.0, 0.0, 0.0) for a in (0.1, 0.2, 0.4)],
+            2.0,
+            {2: "training.local_steps", 3: "schedule.codecs"},
+        ),
+        (
+            [(a, 0.0, 3 * a, 0.0, 0.0) for a in (0.1, 0.2, 0.4)],
+            4.0,
+            {2: "sampling variance and c0"},
+        ),
+    ],
+    ids=["constant features", "collinear features"],
+)
+def test_fit_without_variation_sets_a_constant_to_zero_and_says_so(
+    features: list[Features], c0: float, notes: dict[int, str]
+) -> None:
+    fit = fit_constants([_run(each, 8, c0 * each[0]) for each in features])
+    assert [c.value for c in fit.constants] == pytest.approx([c0, 0.0, 0.0, 0.0, 0.0])
+    for position, note in notes.items():
+        assert note in fit.constants[position].note
 
 
 def test_fit_with_one_number_of_clusters_explains_batch_size_by_the_sampling() -> None:
     runs = [_run((0.1, 1 / b, 100.0, 0.0, 0.0), b, 0.0) for b in (8.0, 16.0, 64.0)]
     fit = fit_constants(runs)
     assert fit.constants[1].value == 0
-    assert "vary the number of clusters" in fit.constants[1].note
+    assert "clusters" in fit.constants[1].note
     assert fit.sampling_variance.value == pytest.approx(_VARIANCE)
 
 
@@ -145,7 +149,7 @@ def test_fit_that_cannot_tell_a_constant_from_zero_says_so() -> None:
     told, untold = (fit_constants(runs).constants[position] for position in (0, 3))
     assert untold.value > 0
     assert untold.standard_error is not None
-    assert "cannot tell it from 0" in untold.note
+    assert "cannot tell" in untold.note
     assert not told.note
 
 
@@ -156,15 +160,9 @@ def test_fit_of_as_many_runs_as_unknowns_has_no_standard_errors() -> None:
     assert fit.constants[0].value == pytest.approx(2.0)
 
 
-def test_fit_of_too_few_runs_says_how_many_are_needed() -> None:
-    runs = [
-        _run((0.1, 0.2, 100.0, 0.0, 0.0), 8, 1.0),
-        _run((0.2, 0.1, 400.0, 0.0, 0.0), 8, 1.0),
-    ]
-    with pytest.raises(InvalidInputError, match=r"2 runs for 4 unknowns \(c0, c1, c2.*at least 4"):
+def test_fit_of_too_few_or_equal_runs_is_refused() -> None:
+    runs = [_run((x, 0.3 - x, 1e4 * x * x, 0.0, 0.0), 8, 1.0) for x in (0.1, 0.2)]
+    with pytest.raises(InvalidInputError, match=r"\b2 runs .*\b4 .*\(c0, c1, c2"):
         fit_constants(runs)
-
-
-def test_fit_of_equal_runs_is_refused_with_what_to_vary() -> None:
-    with pytest.raises(InvalidInputError, match=r"differ in nothing.*training\.rounds"):
+    with pytest.raises(InvalidInputError, match=r"training\.rounds"):
         fit_constants([_runs()[0]] * 3)

@@ -8,10 +8,7 @@ import pytest
 from benchmarks.joint_optimality import make_shared_round
 from hypothesis import assume, given
 
-from collapipe.allocation import decide_round
-from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import predict
-from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation import RoundPlan, RoundProblem, decide_round, predict, violations
 from collapipe.allocation.search.assumed_links import (
     links_at_equal_shares,
     with_assumed_links,
@@ -45,12 +42,10 @@ def test_every_change_is_a_pipeline_of_linked_hosts_that_runs_each_unit_once(dra
         units = [unit for s in plan.stages for unit in range(s.start_unit, s.stop_unit)]
         assert units == list(range(problem.model.num_blocks + 2))
         names = [stage.host_id for stage in plan.stages]
-        assert names[0] == cluster.control_unit.host_id
-        assert names[-1] == cluster.edge_server.host_id
+        assert (names[0], names[-1]) == (cluster.control_unit.host_id, "edge")
         assert len({*names}) == len(names) == len(plan.links) + 1
-        for one, other in itertools.pairwise(names):
-            assert (one, other) in cluster.links
-            assert (other, one) in cluster.links
+        pairs = set(itertools.pairwise(names)) | set(itertools.pairwise(names[::-1]))
+        assert pairs <= cluster.links.keys()
         assert not any("recomputes" in broken for broken in violations(problem, changed))
 
 
@@ -75,9 +70,7 @@ def test_rough_shares_fill_the_channel_and_are_nearly_the_best(radio: bool) -> N
         assert sum(link.share for plan in rough for link in plan.links) == pytest.approx(total)
         best = allocate(problem, plans).prediction.objective
         found = predict(problem, rough).objective
-        print(
-            f"seed {seed}: equal {predict(problem, equal).objective / best}, rough {found / best}"
-        )
+
         assert best * (1 - 1e-3) <= found <= 1.1 * best
 
 
@@ -86,12 +79,9 @@ def test_assumed_links_keep_the_limit_of_each_sender(drawn: Round) -> None:
     problem, assumed = drawn
     plans = plans_of(problem, assumed)
     (cluster,) = problem.clusters
-    loud = [
-        {
-            pair: replace(link, forward_watts=20 * link.forward_watts)
-            for pair, link in assumed[0].items()
-        }
-    ]
+    loud = [dict(assumed[0])]
+    for pair, link in assumed[0].items():
+        loud[0][pair] = replace(link, forward_watts=20 * link.forward_watts)
     (plan,) = with_assumed_links(problem, loud, plans)
     forward = [*(link.forward_watts for link in plan.links), 0.0]
     backward = [0.0, *(link.backward_watts for link in plan.links)]

@@ -3,11 +3,13 @@
 import itertools
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
 
 from collapipe.allocation import (
+    BlockShare,
     ClusterPlan,
     ClusterProblem,
     Host,
@@ -16,10 +18,9 @@ from collapipe.allocation import (
     RoundProblem,
     StagePlan,
     WiredLink,
+    predict,
+    violations,
 )
-from collapipe.allocation.round_model.limits import violations
-from collapipe.allocation.round_model.prediction import predict
-from collapipe.allocation.round_model.problem import BlockShare
 from collapipe.allocation.search.dssra import decide
 from collapipe.simulation.outcome import run_round
 from collapipe.simulation.pipeline_events import (
@@ -28,6 +29,8 @@ from collapipe.simulation.pipeline_events import (
     SimulatedStage,
     simulate,
 )
+
+from .enumeration import best_plan
 
 
 def problem(
@@ -55,14 +58,7 @@ def problem(
         micro_batch_options=micro_batches,
         slice_options=slices,
     )
-    model = ModelCost(
-        6,
-        block_state_bytes=10,
-        block_stash_bytes=5,
-        activation_bytes=1,
-        embedding_work=0.5,
-        head_work=1.0,
-    )
+    model = ModelCost(6, 10, 5, activation_bytes=1, embedding_work=0.5, head_work=1.0)
     return RoundProblem((cluster,), model, mini_batch=mini_batch)
 
 
@@ -74,9 +70,6 @@ def pipeline(num_slices: int, num_micro_batches: int = 1, in_flight: int = 9) ->
         for host, (start, stop) in zip(hosts, itertools.pairwise((0, 1, 3, 5, 7, 8)), strict=True)
     )
     return ClusterPlan(stages, num_micro_batches, (LinkPlan(),) * 4, num_slices=num_slices)
-
-
-# --- the prediction
 
 
 @pytest.mark.parametrize("num_slices", [1, 2, 4, 8])
@@ -93,19 +86,19 @@ def test_one_micro_batch_takes_the_time_of_one_slice_and_the_slowest_stage_for_e
     assert prediction.mini_batch_seconds == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rate_bps", [math.inf, 8.0], ids=["fast links", "slow links"])
+@pytest.mark.parametrize(
+    ("seconds", "fixed", "rate_bps"),
+    # With slow links, a transfer of one sample takes 1 s, and the fastest devices a tenth of it.
+    [((1.0, 2.0, 1.5), 0.25, math.inf), ((0.05, 0.02, 0.03), 0.0, 8.0)],
+    ids=["fast links", "slow links"],
+)
 @pytest.mark.parametrize("num_slices", [1, 2, 5])
 def test_prediction_of_one_micro_batch_equals_the_simulation(
-    num_slices: int, rate_bps: float
+    num_slices: int, seconds: tuple[float, ...], fixed: float, rate_bps: float
 ) -> None:
-    # With slow links, a transfer of one sample takes 1 s, and the fastest devices a tenth of it.
-    seconds = (1.0, 2.0, 1.5) if math.isinf(rate_bps) else (0.05, 0.02, 0.03)
-    given = problem(seconds, fixed=0.25 if math.isinf(rate_bps) else 0.0, rate_bps=rate_bps)
-    plans = (pipeline(num_slices),)
-    prediction = predict(given, plans)
-    simulated = run_round(given, plans)
-    seconds_of_both = [one.clusters[0].mini_batch_seconds for one in (prediction, simulated)]
-    assert seconds_of_both[0] == pytest.approx(seconds_of_both[1])
+    given, plans = problem(seconds, fixed, rate_bps=rate_bps), (pipeline(num_slices),)
+    predicted, simulated = predict(given, plans).clusters[0], run_round(given, plans).clusters[0]
+    assert predicted.mini_batch_seconds == pytest.approx(simulated.mini_batch_seconds)
 
 
 def test_slices_of_several_micro_batches_keep_the_slowest_stage_busy() -> None:
@@ -155,31 +148,11 @@ def test_keys_and_values_are_those_of_attention_halves() -> None:
     assert found == [0, 1, 0, 1, 1, 1, 3]
 
 
-# --- the decision
-
-
 def best_by_trying_all(given: RoundProblem) -> float:
-    """Returns the least objective of all orders, splits, M, S and windows."""
-    (cluster,) = given.clusters
-    best = math.inf
-    blocks = given.model.num_blocks
-    for count in range(1, len(cluster.devices) + 1):
-        for devices in itertools.permutations(cluster.devices, count):
-            for cuts in itertools.combinations(range(1, blocks), count - 1):
-                bounds = [0, 1, *(cut + 1 for cut in cuts), blocks + 1, blocks + 2]
-                hosts = [cluster.control_unit, *devices, cluster.edge_server]
-                for m, s in itertools.product(cluster.micro_batch_options, cluster.slice_options):
-                    for windows in itertools.product(range(1, m + 1), repeat=count):
-                        stages = tuple(
-                            StagePlan(host.host_id, start, stop, window)
-                            for host, (start, stop), window in zip(
-                                hosts, itertools.pairwise(bounds), (m, *windows, 1), strict=True
-                            )
-                        )
-                        plans = (ClusterPlan(stages, m, (LinkPlan(),) * (count + 1), num_slices=s),)
-                        if not violations(given, plans):
-                            best = min(best, predict(given, plans).objective)
-    return best
+    """Returns the least objective of all orders, splits, M and S."""
+    best = best_plan(given, [{pair: LinkPlan() for pair in given.clusters[0].links}])
+    assert best is not None
+    return predict(given, best).objective
 
 
 def test_dssra_cuts_a_long_row_into_slices_that_fill_the_pipeline() -> None:
@@ -195,12 +168,8 @@ def test_dssra_cuts_a_long_row_into_slices_that_fill_the_pipeline() -> None:
     assert decision.prediction.objective == pytest.approx(best_by_trying_all(given))
 
 
-def test_dssra_leaves_rows_whole_where_the_fixed_cost_dominates() -> None:
-    decision = decide(problem(fixed=10.0), None)
-    assert decision.plans[0].num_slices == 1
-
-
-def test_dssra_takes_fewer_slices_where_keys_and_values_do_not_fit() -> None:
+def test_dssra_takes_fewer_slices_where_they_cost_too_much_or_do_not_fit() -> None:
+    assert decide(problem(fixed=10.0), None).plans[0].num_slices == 1
     # A device with two blocks needs 20 for their state, 12 for one sample, and 6 for two slices.
     given = problem(fixed=0.01, memory=(40, 40, 40))
     (plan,) = decide(given, None).plans
@@ -227,4 +196,5 @@ def test_dssra_finds_the_best_number_of_slices(seed: int) -> None:
 def test_plan_with_a_number_of_slices_that_is_not_allowed_is_refused() -> None:
     given = problem(slices=(1, 2))
     assert violations(given, (pipeline(2),)) == []
-    assert violations(given, (pipeline(4),)) == ["cluster 0 has 4 slices: allowed are (1, 2)"]
+    (broken,) = violations(given, (pipeline(4),))
+    assert re.search(r"cluster 0 .* 4 .* \(1, 2\)", broken)

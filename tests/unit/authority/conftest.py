@@ -1,8 +1,11 @@
 """A running authority, and functions that run `collapipe` commands for it."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from collapipe.certificates.tokens import decode_token
 from collapipe.rpc import open_authority_channel
 from collapipe.service_process import Running
 from collapipe.v1 import enrollment_pb2_grpc
-from collapipe.v1.enrollment_pb2 import JoinToken
+from collapipe.v1.enrollment_pb2 import EnrollRequest, EnrollResponse, JoinToken
 from collapipe_client.cli import app
 
 SCHEDULER = "10.0.0.1:7100"
@@ -33,10 +36,22 @@ class Served:
 
     folder: Path
     running: Running
+    channel: grpc.Channel
+
+    @contextmanager
+    def connected(self) -> Iterator["Served"]:
+        """Opens another connection."""
+        root = (self.folder / "ca.pem").read_bytes()
+        with open_authority_channel(self.running.address, root) as channel:
+            yield replace(self, channel=channel)
 
     @property
     def address(self) -> str:
         return self.running.address
+
+    @property
+    def stub(self) -> enrollment_pb2_grpc.EnrollmentServiceStub:
+        return enrollment_pb2_grpc.EnrollmentServiceStub(self.channel)
 
     def token(self, holder: str = "device-agent:pi", *options: str) -> str:
         made = collapipe(
@@ -46,14 +61,12 @@ class Served:
         assert made.exit_code == 0, made.output
         return str(json.loads(made.stdout)["token"])
 
-    def secret(self, holder: str = "device-agent:pi") -> bytes:
-        return decode_token(self.token(holder))[0].secret
+    def secret(self) -> bytes:
+        return decode_token(self.token())[0].secret
 
-    def channel(self) -> grpc.Channel:
-        return open_authority_channel(self.address, (self.folder / "ca.pem").read_bytes())
-
-    def stub(self, channel: grpc.Channel) -> enrollment_pb2_grpc.EnrollmentServiceStub:
-        return enrollment_pb2_grpc.EnrollmentServiceStub(channel)
+    def enroll(self, secret: bytes, asked: bytes) -> EnrollResponse:
+        message = EnrollRequest(secret=secret, certificate_request=asked)
+        return self.stub.Enroll(message, timeout=60)
 
     def holders(self) -> list[str]:
         """Returns the identities with a certificate, except the authority itself."""
@@ -61,18 +74,47 @@ class Served:
         return [str(one.identity) for one in issued if one.identity.name != "authority"]
 
 
-def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
-    monkeypatch.setattr("sys.argv", ["authority", "--dir", str(folder)])
-    return start(AuthoritySettings(), "")  # type: ignore[call-arg]
+Serve = Callable[[], Served]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """Saves the time of the disk. No test here takes the power away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an authority. Each test gets a copy."""
+    folder = tmp_path_factory.mktemp("made") / "authority"
+    assert collapipe("certs", "init", folder).exit_code == 0
+    return folder
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    folder = tmp_path / "authority"
-    assert collapipe("certs", "init", folder).exit_code == 0
-    running = serve(folder, monkeypatch)
-    yield Served(folder, running)
-    running.drain()
+def serve(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Starts the service, also a second time as after a restart."""
+    folder, started = tmp_path / "authority", list[Served]()
+    shutil.copytree(made, folder)
+    monkeypatch.setattr("sys.argv", ["authority", "--dir", str(folder)])
+
+    def serve() -> Served:
+        running = start(AuthoritySettings(), "")  # type: ignore[call-arg]
+        channel = open_authority_channel(running.address, (folder / "ca.pem").read_bytes())
+        started.append(Served(folder, running, channel))
+        return started[-1]
+
+    yield serve
+    for served in started:
+        served.channel.close()
+        served.running.drain()
+
+
+@pytest.fixture
+def served(serve: Serve) -> Served:
+    return serve()
 
 
 def changed(token: str, **fields: Any) -> JoinToken:

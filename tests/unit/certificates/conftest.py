@@ -1,6 +1,9 @@
 """An authority whose clock a test can set."""
 
 import datetime
+import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,14 @@ def certificate_in(folder: Path) -> x509.Certificate:
     return pki.read_certificate((folder / "cert.pem").read_bytes())
 
 
+def key_in(folder: Path) -> pki.ec.EllipticCurvePrivateKey:
+    return pki.read_key((folder / "key.pem").read_bytes())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @dataclass
 class Clock:
     now: datetime.datetime
@@ -37,6 +48,34 @@ def clock() -> Clock:
     return Clock(utc_now())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """Saves the time of the disk. No test here takes the power away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an authority. Each test gets a copy."""
+    folder = tmp_path_factory.mktemp("made") / "authority"
+    AuthorityFolder.create(folder)
+    return folder
+
+
 @pytest.fixture
-def authority(tmp_path: Path, clock: Clock) -> AuthorityFolder:
-    return AuthorityFolder.create(tmp_path / "authority", clock)
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "authority"
+
+
+@pytest.fixture
+def authority(made: Path, folder: Path, clock: Clock) -> AuthorityFolder:
+    shutil.copytree(made, folder)
+    return AuthorityFolder(folder, clock)
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> AuthorityFolder:
+    """The authority of another deployment."""
+    return AuthorityFolder.create(tmp_path_factory.mktemp("other") / "authority")

@@ -59,19 +59,8 @@ def test_invalid_cluster_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "holder",
     [
-        *(
-            "device-agent/pi",
-            "device-agent/pi/",
-            "device-agent/pi/cluster/",
-            "device-agent/pi/cluster/01",
-        ),
-        *(
-            "device-agent/pi/cluster/1/",
-            "device-agent/pi/cluster/+1",
-            "device-agent/pi/cluster/²",
-            "client/me/cluster/0",
-            "device-agent/pi/cluster/9999999",
-        ),
+        *("device-agent/pi", "device-agent/pi/", "device-agent/pi/cluster/", "client/me/cluster/0"),
+        *(f"device-agent/pi/cluster/{cluster}" for cluster in ("01", "1/", "+1", "²", "9999999")),
     ],
 )
 def test_other_spelling_of_an_identity_is_none(holder: str) -> None:
@@ -84,7 +73,7 @@ def test_role_that_operators_cannot_use_is_refused(text: str) -> None:
         Identity.parse(text)
 
 
-@given(st.text(max_size=80))
+@given(st.lists(st.sampled_from("aZ9-._/\\:é²\0\n "), max_size=20).map("".join))
 def test_any_host_name_is_one_plain_path_component(text: str) -> None:
     if is_host_name(text):
         assert text not in ("", ".", "..")
@@ -93,11 +82,7 @@ def test_any_host_name_is_one_plain_path_component(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "host"),
-    [
-        ("192.168.1.7", "192.168.1.7"),
-        ("[FD00::1]", "fd00::1"),
-        ("Pi-3.LAN.", "pi-3.lan"),
-    ],
+    [("192.168.1.7", "192.168.1.7"), ("[FD00::1]", "fd00::1"), ("Pi-3.LAN.", "pi-3.lan")],
 )
 def test_host_is_returned_in_the_form_of_certificates(text: str, host: str) -> None:
     assert read_host(text) == host
@@ -107,5 +92,5 @@ def test_host_is_returned_in_the_form_of_certificates(text: str, host: str) -> N
     "text", ["", "pi:7100", "fe80::1%eth0", "10.0.0.0/8", "scheduler.role.collapipe.internal"]
 )
 def test_invalid_host_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match="neither a DNS name nor an IP address"):
+    with pytest.raises(InvalidInputError, match="DNS name"):
         read_host(text)

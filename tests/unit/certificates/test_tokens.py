@@ -25,7 +25,7 @@ def test_token_is_one_word_with_all_fields() -> None:
 
 @given(st.integers(0, len(TEXT) - 1))
 def test_token_that_was_cut_off_is_refused(length: int) -> None:
-    with pytest.raises(InvalidInputError, match=r"copy it as a whole.*collapipe certs token"):
+    with pytest.raises(InvalidInputError, match="collapipe certs token"):
         decode_token(TEXT[:length])
 
 
@@ -50,5 +50,5 @@ def test_token_for_an_invalid_identity_is_refused(identity: str) -> None:
     other = JoinToken()
     other.CopyFrom(TOKEN)
     other.identity = identity
-    with pytest.raises(InvalidInputError, match="does not know"):
+    with pytest.raises(InvalidInputError):
         decode_token(encode_token(other))

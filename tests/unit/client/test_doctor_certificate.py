@@ -57,6 +57,12 @@ def deployment(tmp_path: Path) -> _Deployment:
     return _Deployment(tmp_path)
 
 
+@pytest.fixture
+def other(tmp_path: Path) -> _Deployment:
+    (tmp_path / "other").mkdir()
+    return _Deployment(tmp_path / "other")
+
+
 def _failed(checks: list[Check]) -> list[str]:
     return [check.found for check in checks if check.result != "ok"]
 
@@ -75,42 +81,24 @@ def test_certificate_of_the_deployment_passes(deployment: _Deployment, host: str
 def test_key_of_another_certificate_fails(deployment: _Deployment) -> None:
     ca, certificate, key = deployment.box()
     key.write_bytes(pki.key_pem(pki.new_key()))
-    assert any(
-        "no certificate with its" in found
-        for found in _failed(check_certificate(ca, certificate, key))
-    )
+    assert "no certificate" in " ".join(_failed(check_certificate(ca, certificate, key)))
 
 
-def test_certificate_of_another_authority_fails(deployment: _Deployment, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = _Deployment(tmp_path / "other")
-    _, certificate, key = deployment.box()
-    assert any(
-        "must be signed by the authority" in found
-        for found in _failed(check_certificate(other.ca, certificate, key))
-    )
-
-
-def test_bundle_with_the_authority_among_others_is_trusted(
-    deployment: _Deployment, tmp_path: Path
+def test_certificate_of_another_authority_fails_unless_a_bundle_has_both(
+    deployment: _Deployment, other: _Deployment
 ) -> None:
-    (tmp_path / "other").mkdir()
-    other = _Deployment(tmp_path / "other")
     ca, certificate, key = deployment.box()
+    assert "signed by" in " ".join(_failed(check_certificate(other.ca, certificate, key)))
     ca.write_bytes(other.ca.read_bytes() + ca.read_bytes())
     assert _failed(check_certificate(ca, certificate, key)) == []
 
 
-def test_certificate_of_another_role_fails(deployment: _Deployment) -> None:
+def test_certificate_of_another_role_or_another_host_fails(deployment: _Deployment) -> None:
     files = deployment.box("control-unit:cu-0")
     (failed,) = _failed(check_certificate(*files, role="device-agent"))
-    assert "will not accept it as device-agent" in failed
-
-
-def test_advertised_host_that_the_certificate_does_not_name_fails(deployment: _Deployment) -> None:
+    assert "device-agent" in failed
     files = deployment.box("device-agent:pi-3", "192.168.1.23")
-    checks = check_certificate(*files, advertised_host="192.168.1.99")
-    (failed,) = _failed(checks)
+    (failed,) = _failed(check_certificate(*files, advertised_host="192.168.1.99"))
     assert "192.168.1.23" in failed and "192.168.1.99" in failed
 
 
@@ -145,8 +133,8 @@ def test_certificate_that_ends_with_its_issuing_authority_needs_a_new_one_first(
 ) -> None:
     soon = _Deployment(tmp_path, issuer_left=timedelta(days=20))
     (check,) = check_certificate(*soon.box())
-    assert check.result == "warn" and "valid for 19 days" in check.found
-    assert "first run: collapipe certs issuing" in check.remedy
+    assert check.result == "warn" and "19 days" in check.found
+    assert "collapipe certs issuing" in check.remedy
 
 
 def test_key_that_other_users_may_read_gives_a_warning(deployment: _Deployment) -> None:
@@ -156,15 +144,16 @@ def test_key_that_other_users_may_read_gives_a_warning(deployment: _Deployment) 
     assert (check.name, check.result, "640" in check.found) == ("key", "warn", True)
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
-def test_failure_names_the_file_that_cannot_be_read(deployment: _Deployment, missing: int) -> None:
-    files = deployment.box()
-    files[missing].unlink()
-    (check,) = check_certificate(*files)
-    assert check.result == "fail" and str(files[missing]) in check.found
-    files[missing].write_text("not PEM", encoding="ascii")
-    (check,) = check_certificate(*files)
-    assert check.result == "fail" and str(files[missing]) in check.found
+def test_failure_names_the_file_that_cannot_be_read(deployment: _Deployment) -> None:
+    for file in (files := deployment.box()):
+        before = file.read_bytes()
+        for content in (None, b"not PEM"):
+            file.unlink(missing_ok=True)
+            if content is not None:
+                file.write_bytes(content)
+            (check,) = check_certificate(*files)
+            assert check.result == "fail" and str(file) in check.found
+        file.write_bytes(before)
 
 
 def test_remedy_for_a_key_without_permission_is_sudo(

@@ -1,29 +1,23 @@
 import json
+import os
 import socket
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from collapipe.errors import InvalidInputError
-from collapipe_client.cli import app
-from collapipe_client.doctor import read_box_settings
+from collapipe_client.doctor import machine, peers, read_box_settings
 
-from .conftest import FakeServices
+from .commands import run
+from .fake_services import FakeServices
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (
-        "LISTEN",
-        "METRICS_LISTEN",
-        "SCHEDULER",
-        "INSECURE",
-        "TLS_CA",
-        "TLS_CERT",
-        "TLS_KEY",
-    ):
-        monkeypatch.delenv(f"COLLAPIPE_{name}", raising=False)
+def _no_settings_in_the_environment_and_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "_HEARTBEAT_SECONDS", 0.0)  # No host sends heartbeats.
+    monkeypatch.setattr(machine, "ask_torch", lambda: machine.TorchFacts("2.8.0"))
+    for name in [each for each in os.environ if each.startswith("COLLAPIPE_")]:
+        monkeypatch.delenv(name)
 
 
 def _write(folder: Path, name: str, text: str) -> Path:
@@ -32,10 +26,17 @@ def _write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def _doctor(*arguments: object) -> tuple[int, dict[str, dict[str, str]]]:
-    result = CliRunner().invoke(app, ["doctor", "--json", *map(str, arguments)])
-    document = json.loads(result.stdout)
-    return result.exit_code, {check["name"]: check for check in document["checks"]}
+def _doctor(*arguments: object) -> dict[str, dict[str, str]]:
+    """Returns the checks of an examination that finds a fault, by name."""
+    document = json.loads(run("doctor", "--json", *arguments, code=1).stdout)
+    return {check["name"]: check for check in document["checks"]}
+
+
+@pytest.fixture
+def closed() -> str:
+    """Returns an address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_settings_of_the_service_are_read_from_its_file(
@@ -71,7 +72,7 @@ def test_error_explains_settings_that_cannot_be_used(tmp_path: Path, text: str, 
     with pytest.raises(InvalidInputError, match=said):
         read_box_settings(config)
     for absent in ("none.toml", "x" * 300):  # The second cannot even be looked up.
-        with pytest.raises(InvalidInputError, match="collapipe join"):
+        with pytest.raises(InvalidInputError, match=absent):
             read_box_settings(tmp_path / absent)
 
 
@@ -84,35 +85,33 @@ def test_settings_file_determines_how_a_box_is_examined(fake: FakeServices, tmp_
             f'listen = "0.0.0.0:{port}"\nmetrics_listen = ""\nscheduler = "{fake.address}"\n'
             "insecure = true\n",
         )
-        code, checks = _doctor("--config", config)
-    assert code == 1
+        checks = _doctor("--config", config)
     assert checks["port: gRPC"]["result"] == "fail"  # This test holds the port.
     assert "port: metrics" not in checks
     assert checks["scheduler"]["result"] == "ok"
-    assert (
-        checks["peer: edge-server"]["result"] == "fail"
-    )  # The fake scheduler has no health service.
+    # The fake scheduler has no health service.
+    assert checks["peer: edge-server"]["result"] == "fail"
     assert "packages: device-agent" in checks and "packages: scheduler" not in checks
 
 
-def test_scheduler_that_does_not_answer_fails() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    code, checks = _doctor("--role", "scheduler", "--scheduler", address, "--insecure")
-    assert (code, checks["scheduler"]["result"]) == (1, "fail")
-    assert address in checks["scheduler"]["found"]
+def test_scheduler_that_does_not_answer_fails_with_a_remedy_in_one_line(closed: str) -> None:
+    command = ("--role", "scheduler", "--scheduler", closed, "--insecure")
+    checks = _doctor(*command)
+    assert checks["scheduler"]["result"] == "fail"
+    assert closed in checks["scheduler"]["found"]
+    below = run("doctor", *command, code=1).stdout.partition("what to do:")[2].splitlines()
+    assert any("scheduler (fail): " in line and "--scheduler" in line for line in below)
 
 
-def test_missing_certificate_files_fail_for_certificate_and_scheduler(tmp_path: Path) -> None:
-    files = {
-        option: tmp_path / name
-        for option, name in (("--tls-ca", "ca"), ("--tls-cert", "c"), ("--tls-key", "k"))
-    }
-    options = [part for option, path in files.items() for part in (option, path)]
-    code, checks = _doctor("--role", "scheduler", "--scheduler", "127.0.0.1:1", *options)
-    assert code == 1
+def test_missing_certificate_files_fail_and_brackets_in_messages_are_not_markup() -> None:
+    file = "[/red]:lock:"
+    files = [part for name in ("ca", "cert", "key") for part in (f"--tls-{name}", file)]
+    arguments = ("--role", "scheduler", "--scheduler", "127.0.0.1:1", *files)
+    checks = _doctor(*arguments)
     assert checks["certificate"]["result"] == checks["scheduler"]["result"] == "fail"
-    assert str(files["--tls-ca"]) in checks["certificate"]["found"]
+    assert file in checks["certificate"]["found"]
+    text = run("doctor", *arguments, code=1).stdout.partition("what to do:")[0]
+    assert file in text
 
 
 @pytest.mark.parametrize(
@@ -122,25 +121,4 @@ def test_missing_certificate_files_fail_for_certificate_and_scheduler(tmp_path: 
 def test_unknown_role_or_missing_file_is_bad_input(arguments: list[str], tmp_path: Path) -> None:
     _write(tmp_path, "settings.toml", "")
     named = [str(tmp_path / part) if part.endswith(".toml") else part for part in arguments]
-    result = CliRunner().invoke(app, ["doctor", *named])
-    assert result.exit_code == 2
-    assert named[1] in result.output
-
-
-def test_brackets_in_messages_are_not_markup(tmp_path: Path) -> None:
-    files = [part for name in ("ca", "cert", "key") for part in (f"--tls-{name}", "[/red]:lock:")]
-    arguments = ["doctor", "--role", "scheduler", "--scheduler", "127.0.0.1:1", *files]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1
-    assert "[/red]:lock:" in result.stdout.partition("what to do:")[0]
-
-
-def test_remedies_are_printed_without_line_breaks() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    result = CliRunner().invoke(
-        app, ["doctor", "--role", "scheduler", "--scheduler", address, "--insecure"]
-    )
-    assert result.exit_code == 1
-    below = result.stdout.partition("what to do:")[2].splitlines()
-    assert "  scheduler (fail): start it, or correct --scheduler" in below
+    assert named[1] in run("doctor", *named, code=2).output

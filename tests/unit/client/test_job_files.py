@@ -16,37 +16,19 @@ from collapipe_client.job_files import (
     with_local_paths,
 )
 
-
-@pytest.mark.parametrize("name", preset_names())
-def test_preset_is_a_valid_job_of_its_name(name: str) -> None:
-    assert load_preset(name).name == name
+_WITH_DATA = ["causal_lm", "demo", "instruction"]
+_WITHOUT_DATA = ["classification", "ner", "translation"]
 
 
-def test_presets_are_the_documented_ones() -> None:
-    assert preset_names() == [
-        "causal_lm",
-        "classification",
-        "demo",
-        "instruction",
-        "ner",
-        "translation",
-    ]
-
-
-@pytest.mark.parametrize("name", ["demo", "causal_lm", "instruction"])
-def test_preset_needs_no_files(name: str) -> None:
-    check_has_data(load_preset(name))
-
-
-@pytest.mark.parametrize("name", ["classification", "ner", "translation"])
-def test_preset_without_data_shows_the_format_and_the_options(name: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"Format: .*(?s:.*)--set data\.train=train\."):
+def test_presets_are_valid_jobs_and_those_without_data_show_its_format() -> None:
+    assert preset_names() == sorted(_WITH_DATA + _WITHOUT_DATA)
+    assert [load_preset(name).name for name in preset_names()] == preset_names()
+    for name in _WITH_DATA:
         check_has_data(load_preset(name))
-
-
-def test_unknown_preset_suggests_the_nearest() -> None:
-    with pytest.raises(InvalidInputError, match="did you mean 'translation'"):
-        load_preset("translate")
+    for name in _WITHOUT_DATA:
+        with pytest.raises(InvalidInputError, match=r"data\.train=train\.") as error:
+            check_has_data(load_preset(name))
+        assert "Format: " in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +57,10 @@ def test_setting_is_read_by_the_type_of_its_key(setting: str, keys: list[str], v
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("training.round=5", "did you mean 'training.rounds'"),
-        ("trainin.rounds=5", "did you mean 'training.rounds'"),
-        ("training.rounds.x=5", "unknown key"),
-        ("training=5", "is a section; give one of its keys: training.rounds"),
-        ("training.rounds", "KEY=VALUE"),
-        ("=5", "KEY=VALUE"),
+        ("training.round=5", "'training.rounds'"),
+        ("trainin.rounds=5", "'training.rounds'"),
+        ("training.rounds.x=5", "training.rounds.x"),
+        ("training=5", "training.rounds"),
     ],
 )
 def test_wrong_setting_is_refused_with_a_remedy(setting: str, message: str) -> None:
@@ -89,27 +69,20 @@ def test_wrong_setting_is_refused_with_a_remedy(setting: str, message: str) -> N
 
 
 def test_settings_are_validated_together() -> None:
-    job = load_preset("demo", ["training.mini_batch=30", "schedule.num_micro_batches=5"])
+    settings = ["training.mini_batch=30", "schedule.num_micro_batches=5", "model.pretrained="]
+    job = load_preset("demo", settings)
     assert job.training.mini_batch == 30
-
-
-def test_setting_of_a_wrong_type_names_key_and_value() -> None:
-    with pytest.raises(InvalidInputError, match=r"training\.rounds = 'many'"):
-        load_preset("demo", ["training.rounds=many"])
+    assert job.model.pretrained is None  # An empty setting restores the default.
 
 
 @pytest.mark.parametrize(
     ("family", "words"),
-    [("t5", "classification: use one of"), ("bertt", "did you mean 'bert'[?] Use one of")],
+    [("t5", "'t5'.*classification"), ("bertt", "'bert'")],
 )
 def test_unknown_family_is_refused_with_those_that_can_do_the_task(family: str, words: str) -> None:
     job = load_preset("classification", ["model.pretrained=", f"model.family={family}"])
     with pytest.raises(InvalidInputError, match=words):
         check_family(job)
-
-
-def test_empty_setting_restores_the_default() -> None:
-    assert load_preset("demo", ["model.pretrained="]).model.pretrained is None
 
 
 def test_paths_are_relative_to_the_job_file_or_for_settings_to_the_current_folder(
@@ -138,15 +111,25 @@ def test_both_files_of_a_parallel_text_are_made_absolute(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.en").touch()
     job = load_preset("translation", ["data.train=a.en,a.de"])
-    with pytest.raises(InvalidInputError, match=f"{tmp_path}/a.de does not exist"):
+    with pytest.raises(InvalidInputError, match=f"{tmp_path}/a.de"):
         with_local_paths(job)
     (tmp_path / "a.de").touch()
     assert with_local_paths(job).data.train == f"{tmp_path}/a.en,{tmp_path}/a.de"
 
 
-def test_folders_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_made_absolute_and_names_of_the_hub_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
+    for given, expected in (
+        ("bert-base-uncased", "bert-base-uncased"),
+        ("org/model", "org/model"),
+        ("saved", f"{tmp_path}/saved"),
+        ("./other", f"{tmp_path}/other"),
+    ):
+        job = with_local_paths(load_preset("demo", [f"model.pretrained={given}"]))
+        assert job.model.pretrained == expected
     job = with_local_paths(load_preset("classification", ["data.train=saved"]))
     assert job.data.train == f"{tmp_path}/saved"
     settings = ["data.source=hub", "data.train=train", "data.hub_name="]
@@ -156,28 +139,24 @@ def test_folders_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [("x = ", "not valid TOML"), ("x = 1", "unknown key 'x'")]
+    ("content", "message"), [("x = ", "TOML"), ("x = 1", "'x'"), (None, "--preset .*demo")]
 )
-def test_error_names_a_bad_job_file(tmp_path: Path, content: str, message: str) -> None:
+def test_error_names_a_bad_job_file(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "job.toml"
-    file.write_text(content, encoding="utf-8")
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=message) as error:
         load_job(file)
     assert str(file) in str(error.value)
 
 
-def test_missing_job_file_points_to_the_presets(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"does not exist: .*--preset .*demo"):
-        load_job(tmp_path / "job.toml")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task.kind": "ner"}, "in a model for 'ner' tokens depend on later ones"),
-        ({"schedule.sequence_slices": [0, 2]}, "use numbers from 1 to task.max_length"),
-        ({"schedule.sequence_slices": [1, 9]}, "each slice of a row needs a token"),
-        ({"training.update_per": "micro_batch"}, "no plan can be predicted for both"),
+        ({"task.kind": "ner"}, "'ner'"),
+        ({"schedule.sequence_slices": [0, 2]}, "task.max_length"),
+        ({"schedule.sequence_slices": [1, 9]}, "9"),
+        ({"training.update_per": "micro_batch"}, "training.update_per"),
     ],
     ids=str,
 )
@@ -193,21 +172,6 @@ def test_slices_that_cannot_be_are_refused(changes: dict[str, Any], message: str
         document[section][name] = value
     with pytest.raises(InvalidInputError, match=message):
         JobConfig.from_dict(document, "job.toml")
-
-
-def test_a_model_of_the_hub_keeps_its_name_unless_there_is_such_a_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    for given, expected in (
-        ("bert-base-uncased", "bert-base-uncased"),
-        ("org/model", "org/model"),
-        ("mine", str(tmp_path / "mine")),
-        ("./other", str(tmp_path / "other")),
-    ):
-        job = with_local_paths(load_preset("demo", [f"model.pretrained={given}"]))
-        assert job.model.pretrained == expected
 
 
 @pytest.mark.parametrize(

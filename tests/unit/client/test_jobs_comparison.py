@@ -4,13 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from collapipe.v1.scheduler_pb2 import GetRecordsResponse, JobStatus
-from collapipe_client.cli import app
 from collapipe_client.jobs_comparison import compare_jobs
 
-from .conftest import FakeServices
+from .commands import run, run_json
+from .fake_services import FakeServices
 
 
 def record(
@@ -87,24 +86,20 @@ def remote(fake: FakeServices) -> list[str]:
         parts[0]["id"]: [GetRecordsResponse(part_json=json.dumps(part)) for part in parts]
         for parts in (SLOW, FAST)
     }
-    return ["--scheduler", fake.address, "--insecure"]
+    return fake.options
 
 
 def test_command_prints_a_table_that_fits_80_columns(remote: list[str]) -> None:
-    result = CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", *remote])
-    assert result.exit_code == 0, result.output
-    lines = [line.split() for line in result.stdout.splitlines()]
+    printed = run("jobs", "compare", "slow", "fast", *remote).stdout.splitlines()
+    lines = [line.split() for line in printed]
     assert ["slow-1", "fast-1"] in lines
     assert ["seconds", "of", "a", "round", "15", "5.5"] in lines
     assert ["seconds", "without", "evaluation", "14", "4.5"] in lines
     assert ["seconds", "of", "a", "round,", "predicted", "1", "1"] in lines
     assert ["loss", "after", "22", "s", "5", "1"] in lines
     assert ["training.learning_rate", "0.0001", "0.001"] in lines
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    document = json.loads(
-        CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", "--json", *remote]).stdout
-    )
-    assert document == compare_jobs([SLOW, FAST])
+    assert max(map(len, printed)) <= 80
+    assert run_json("jobs", "compare", "slow", "fast", *remote) == compare_jobs([SLOW, FAST])
 
 
 def test_table_has_settings_that_look_like_markup(fake: FakeServices, remote: list[str]) -> None:
@@ -113,12 +108,10 @@ def test_table_has_settings_that_look_like_markup(fake: FakeServices, remote: li
         document = json.loads(job.part_json)
         document["settings"]["data"] = {"train": path}
         fake.records[f"{name}-1"] = [GetRecordsResponse(part_json=json.dumps(document)), *rounds]
-    result = CliRunner().invoke(app, ["jobs", "compare", "slow", "fast", *remote])
-    assert result.exit_code == 0, result.output
-    [line] = [line for line in result.stdout.splitlines() if line.startswith("data.train")]
+    printed = run("jobs", "compare", "slow", "fast", *remote).stdout.splitlines()
+    [line] = [line for line in printed if line.startswith("data.train")]
     assert line.split() == ["data.train", "/data/[/x]", "[b]:key:"]
 
 
 def test_one_job_is_nothing_to_compare(remote: list[str]) -> None:
-    result = CliRunner().invoke(app, ["jobs", "compare", "slow", "slow-1", *remote])
-    assert result.exit_code == 2 and "name at least 2 jobs" in result.stderr
+    assert "at least 2" in run("jobs", "compare", "slow", "slow-1", *remote, code=2).stderr

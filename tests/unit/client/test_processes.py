@@ -1,14 +1,15 @@
+import io
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from collapipe_client import processes as client_processes
 from collapipe_client.processes import (
     ProcessRecord,
     describe_exit,
@@ -17,62 +18,48 @@ from collapipe_client.processes import (
     start_seconds,
 )
 
-_IGNORES_SIGTERM = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-    "print('ready', flush=True); time.sleep(60)"
-)
+from .pretended_processes import PretendedProcess, PretendedProcesses
+
+Start = Callable[[], tuple[PretendedProcess, ProcessRecord]]
 
 
 @pytest.fixture
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    popen = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
-    yield popen
-    popen.kill()
-    popen.wait()
+def start(processes: PretendedProcesses, tmp_path: Path) -> Start:
+    def started() -> tuple[PretendedProcess, ProcessRecord]:
+        line = ["--host-id", "sleeper", "--listen", "127.0.0.1:0", "--ready-file"]
+        process = processes.popen([*line, str(tmp_path / "ready")], stdout=io.BytesIO())
+        began = client_processes.start_seconds(process.pid)
+        return process, ProcessRecord("sleeper", process.pid, began)
+
+    return started
 
 
-def _record(popen: subprocess.Popen[bytes]) -> ProcessRecord:
-    return ProcessRecord("sleeper", popen.pid, start_seconds(popen.pid))
+def test_end_processes_ends_the_recorded_process(start: Start) -> None:
+    process, record = start()
+    assert end_processes([record]) == []
+    assert process.exit_code == -signal.SIGTERM
 
 
-def test_end_processes_ends_the_recorded_process(sleeper: subprocess.Popen[bytes]) -> None:
-    assert end_processes([_record(sleeper)]) == []
-    assert sleeper.wait(timeout=5) == -signal.SIGTERM
-
-
-def test_end_processes_does_not_end_a_later_process_with_the_same_pid(
-    sleeper: subprocess.Popen[bytes],
+@pytest.mark.parametrize("began", [1.0, None])
+def test_end_processes_does_not_end_another_process_with_the_same_pid(
+    start: Start, began: float | None
 ) -> None:
-    start = start_seconds(sleeper.pid)
-    assert start is not None
-    former = replace(_record(sleeper), start_seconds=start - 1)
-    end_processes([former])
-    assert sleeper.poll() is None
+    process, record = start()
+    end_processes([replace(record, start_seconds=began)])
+    assert process.exit_code is None
 
 
-def test_end_processes_does_not_end_a_process_with_an_unknown_start(
-    sleeper: subprocess.Popen[bytes],
+def test_end_processes_kills_one_that_ignores_sigterm(
+    start: Start, processes: PretendedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_processes([replace(_record(sleeper), start_seconds=None)])
-    assert sleeper.poll() is None
-
-
-def test_end_processes_kills_one_that_ignores_sigterm() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-S", "-c", _IGNORES_SIGTERM], stdout=subprocess.PIPE
-    ) as popen:
-        assert popen.stdout is not None
-        popen.stdout.readline()
-        killed = end_processes([_record(popen)], grace=timedelta(seconds=0.3))
-        assert killed == ["sleeper"]
-        assert popen.wait(timeout=5) == -signal.SIGKILL
-
-
-def test_start_is_none_for_a_zombie() -> None:
-    popen = subprocess.Popen([sys.executable, "-S", "-c", ""])
-    os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
-    assert start_seconds(popen.pid) is None
-    popen.wait()
+    naps: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(naps), sleep=naps.append)
+    monkeypatch.setattr(client_processes, "time", clock)
+    processes.behaviours["sleeper"] = "stubborn"
+    process, record = start()
+    assert end_processes([record], grace=timedelta(seconds=3)) == ["sleeper"]
+    assert process.exit_code == -signal.SIGKILL
+    assert sum(naps) == pytest.approx(3, abs=0.1)
 
 
 def test_start_is_the_same_each_time_and_none_without_the_process() -> None:
@@ -83,13 +70,14 @@ def test_start_is_the_same_each_time_and_none_without_the_process() -> None:
 
 
 def test_describe_exit_names_code_and_signal() -> None:
-    assert describe_exit(3) == "ended with exit code 3"
-    assert describe_exit(-signal.SIGTERM) == "was ended by SIGTERM"
+    assert "code 3" in describe_exit(3)
+    assert "SIGTERM" in describe_exit(-signal.SIGTERM)
     assert "memory" in describe_exit(-signal.SIGKILL)
+    assert "signal 99" in describe_exit(-99)
 
 
 def test_last_lines_are_the_last_that_are_not_empty(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join(f"line {i}" for i in range(5000)) + "\n\n\n", encoding="utf-8")
     assert last_lines(log, 2) == "  line 4998\n  line 4999"
-    assert "cannot be read" in last_lines(tmp_path / "absent")
+    assert str(tmp_path / "absent") in last_lines(tmp_path / "absent")

@@ -34,10 +34,22 @@ from collapipe.weights.transfer import BlobServicer
 
 PLAIN = Security.insecure()
 JOB_ID = "job"
-SECONDS = 60.0
+SECONDS = 120.0
 
 Ranges = Sequence[tuple[str, int, int]]
 """A pipeline: host, first unit, one past the last unit."""
+ALL = 5
+"""Units of the tiny models: embedding, 3 blocks, head."""
+SPREAD: Ranges = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("edge-server", 4, ALL)]
+ON_TWO_HOSTS: Ranges = [("control-unit-0", 0, 3), ("device-0-0", 3, ALL)]
+ON_THE_DEVICE: Ranges = [("control-unit-0", 0, 0), ("device-0-0", 0, ALL)]
+ON_THE_CONTROL_UNIT: Ranges = [("control-unit-0", 0, ALL)]
+ON_FOUR_HOSTS: Ranges = [
+    ("control-unit-0", 0, 1),
+    ("device-0-0", 1, 2),
+    ("device-0-1", 2, 4),
+    ("edge-server", 4, ALL),
+]
 
 
 @dataclass

@@ -1,21 +1,28 @@
-"""Files become rows, and the message for every mistake names file, line, value and remedy."""
+"""Files become rows, also while they grow, and the message for every mistake names file, line and value."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from collapipe.data.cluster_rows import ClusterRows
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.data.sources import RowSource, open_file
+from collapipe.data.texts import read_texts
 from collapipe.errors import InvalidInputError
-from collapipe.job import DataConfig
+from collapipe.job import DataConfig, JobConfig
 
 GOOD = '{"text": "it is warm", "label": "warm"}\n'
+NOW = GOOD.replace("it is", "now")
+HEADER = "text,label\n"
 CONLL = "Ada B-person\nLovelace\tI-person\nruns O\n\nRain\tO\n"
 
 
-def open_text(tmp_path: Path, name: str, content: str | bytes, kind: str) -> RowSource:
+def open_text(
+    tmp_path: Path, name: str, content: str | bytes, kind: str = "classification"
+) -> RowSource:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return open_file(str(path), kind, DataConfig())
@@ -37,10 +44,14 @@ def read_all(source: RowSource) -> list[str]:
     return [row.key for row in rows]
 
 
+def open_pair(tmp_path: Path, source: str, target: str) -> RowSource:
+    (tmp_path / "a.en").write_text(source, encoding="utf-8")
+    (tmp_path / "a.de").write_text(target, encoding="utf-8")
+    return open_file(f"{tmp_path}/a.en,{tmp_path}/a.de", "translation", DataConfig())
+
+
 def test_json_lines_are_rows_with_their_lines(tmp_path: Path) -> None:
-    source = open_text(
-        tmp_path, "a.jsonl", "\ufeff" + GOOD + "\n" + GOOD.replace('"warm"', "3"), "classification"
-    )
+    source = open_text(tmp_path, "a.jsonl", "\ufeff" + GOOD + "\n" + GOOD.replace('"warm"', "3"))
     first, second = source.read()
     assert first == Row(source.name, 1, ("it is warm",), ("warm",))
     assert (second.group, second.place) == ("3", f"{source.name}:3")
@@ -61,133 +72,219 @@ def test_conll_may_have_columns_between_word_and_tag(tmp_path: Path, separator: 
     assert source.read() == [tagged(source.name, 1, ("Ada",), ("B-person",))]
     source.accept()
     append(source, "Bob B-person\n\n")
-    with pytest.raises(InvalidInputError, match=r"a\.conll:3: has 2 columns .* but needs 4"):
+    with pytest.raises(InvalidInputError, match=r"a\.conll:3: .* 2 .* 4"):
         source.read()
 
 
-def test_ner_rows_in_json_lines(tmp_path: Path) -> None:
+def test_words_and_tags_are_lists_in_json_lines_and_separated_by_spaces_in_csv(
+    tmp_path: Path,
+) -> None:
     source = open_text(tmp_path, "a.jsonl", '{"text": ["Ada"], "label": ["B-x"]}\n', "ner")
     assert source.read() == [tagged(source.name, 1, ("Ada",), ("B-x",))]
+    source = open_text(tmp_path, "a.csv", "tokens,tags\nAda runs,B-person O\n", "ner")
+    assert source.read() == [tagged(source.name, 2, ("Ada", "runs"), ("B-person", "O"))]
 
 
 def test_parallel_files_are_pairs(tmp_path: Path) -> None:
-    (tmp_path / "a.en").write_text("one\ntwo", encoding="utf-8")
-    (tmp_path / "a.de").write_text("eins\nzwei\n", encoding="utf-8")
-    source = open_file(f"{tmp_path}/a.en,{tmp_path}/a.de", "translation", DataConfig())
+    source = open_pair(tmp_path, "one\ntwo", "eins\nzwei\n")
     name = f"{tmp_path}/a.en"
     assert source.read() == [Row(name, 1, ("one", "eins"), ()), Row(name, 2, ("two", "zwei"), ())]
 
 
+def test_quoted_values_may_have_separators_quotes_and_line_breaks(tmp_path: Path) -> None:
+    content = '\ufefflabel,text\r\nwarm,"hot, he said\r\n""very"" hot"\r\n\r\n3,plain\r\n'
+    source = open_text(tmp_path, "a.csv", content)
+    assert source.read() == [
+        Row(source.name, 2, ('hot, he said\n"very" hot',), ("warm",)),
+        Row(source.name, 5, ("plain",), ("3",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "text\tlabel\na, b\tc\n"),
+        ("A.CSV", "text;label\na, b;c\n"),
+        ("a.csv", 'text,label\n"a, b",c\n'),
+    ],
+)
+def test_separator_is_that_of_the_first_line(tmp_path: Path, name: str, content: str) -> None:
+    [row] = open_text(tmp_path, name, content).read()
+    assert (row.texts, row.labels) == (("a, b",), ("c",))
+
+
+def test_long_text_is_read(tmp_path: Path) -> None:
+    [row] = open_text(tmp_path, "a.csv", f"text\n{'a' * 200_000}\n", "causal_lm").read()
+    assert len(row.key) == 200_000
+
+
+MALFORMED: dict[tuple[str, str], list[tuple[str | bytes, str]]] = {
+    ("a.jsonl", "classification"): [
+        (GOOD + "{oops\n", r":2: .*'\{oops'"),
+        (GOOD + "[1]\n", r":2: is '\[1\]'"),
+        (GOOD + '{"text": "x", "intent": "y"}\n', ":2: .*'label' .*'text', 'intent'"),
+        ('{"text": 5, "label": "y"}\n', ":1: .*'text' is 5.* int"),
+        ('{"text": " ", "label": "y"}\n', ":1: .*'text' is empty"),
+        ('{"text": "a\\ud800", "label": "y"}\n', ":1: .*surrogate"),
+        (GOOD.encode() + b'{"text": "caf\xe9", "label": "y"}\n', ":2: .* 0xe9 .* 14 "),
+    ],
+    ("a.jsonl", "ner"): [
+        ('{"text": ["a", "b"], "label": ["O"]}\n', ":1: 2 words .* 1 tags"),
+        ('{"text": "a b", "label": ["O"]}\n', ":1: .*'a b', of type str"),
+        ('{"text": [], "label": []}\n', ":1: .*'text' .*empty"),
+    ],
+    ("a.conll", "ner"): [
+        ("a O\nb NN B-x\n", r":2: .* 3 .*\['b', 'NN', 'B-x'\]"),
+        ("a O\nb\n", ":2: has 1 columns"),
+        ("a O\nb X-y\n", ":2: tag 'X-y'"),
+        ("a B-\n", ":1: tag 'B-'"),
+        ("a O\nb I-y\n\nc B-z\n", ":2: tag 'I-y' .*'O'.*'B-y'"),
+        ("a B-x\nb I-y\n", ":2: tag 'I-y' .*'B-x'"),
+        ("a B-x\n\nb I-x\n", ":3: tag 'I-x' .*'O'"),
+        ("\tO\n", ":1: .*empty"),
+    ],
+    ("a.csv", "classification"): [
+        ("text,lable\na,b\n", r":1: .*data\.label_column=lable"),
+        ("text,text,label\n", ":1: .*'text'"),
+        ("text\tlabel\na\tb\n", r":1: .*\.tsv"),
+        ("text,label\na,b\nhi, there,warm\n", ":3: .*3 .* 2 .*'hi, there"),
+        ('text,label\na,b\n"c,d\ne,f\n', ":3: .*CSV .*'\"c,d'"),
+        ('text,label\n"a" b,c\nd,e\n', ":2: .*CSV"),
+        ("text,label\na,\n", ":2: .*'label'"),
+    ],
+    ("a.csv", "ner"): [
+        ("Ada\tB-person\n", r":1: .*'text'.*\.conll"),
+        ("text,label\na b,O\n", ":2: 2 words .* 1 tags"),
+        ("text,label\na b,O B\n", ":2: tag 'B'"),
+    ],
+}
+"""For a file and a kind of task: contents, and what the error says behind the name of the file."""
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "content", "message"),
-    [
-        (
-            "a.jsonl",
-            "classification",
-            GOOD + "{oops\n",
-            r"a\.jsonl:2: is not JSON .*'\{oops'.*one object",
-        ),
-        ("a.jsonl", "classification", GOOD + "[1]\n", r"a\.jsonl:2: is '\[1\]', not a JSON object"),
-        (
-            "a.jsonl",
-            "classification",
-            GOOD + '{"text": "x", "intent": "y"}\n',
-            r"a\.jsonl:2: has no column 'label' \(columns found: 'text', 'intent'\): set data",
-        ),
-        (
-            "a.jsonl",
-            "classification",
-            '{"text": 5, "label": "y"}\n',
-            r":1: column 'text' is 5, of type int",
-        ),
-        (
-            "a.jsonl",
-            "classification",
-            '{"text": " ", "label": "y"}\n',
-            r":1: column 'text' is empty",
-        ),
-        ("a.jsonl", "classification", '{"text": "a\\ud800", "label": "y"}\n', r":1: .*surrogate"),
-        (
-            "a.jsonl",
-            "classification",
-            GOOD.encode() + b'{"text": "caf\xe9", "label": "y"}\n',
-            r"a\.jsonl:2: byte 0xe9 at position 14 of the line is not UTF-8: .*iconv",
-        ),
-        ("a.jsonl", "ner", '{"text": ["a", "b"], "label": ["O"]}\n', r":1: 2 words .* but 1 tags"),
-        (
-            "a.jsonl",
-            "ner",
-            '{"text": "a b", "label": ["O"]}\n',
-            r":1: .*'a b', of type str.*list of",
-        ),
-        ("a.jsonl", "ner", '{"text": [], "label": []}\n', r":1: column 'text' is an empty list"),
-        (
-            "a.jsonl",
-            "translation",
-            '{"en": "a", "fr": "b"}\n',
-            r"no column 'de' \(columns found: 'en', 'fr'\)",
-        ),
-        ("a.conll", "ner", "a O\nb NN B-x\n", r"a\.conll:2: has 3 columns \['b', 'NN', 'B-x'\]"),
-        ("a.conll", "ner", "a O\nb\n", r"a\.conll:2: has 1 columns"),
-        ("a.conll", "ner", "a O\nb X-y\n", r"a\.conll:2: tag 'X-y' is not IOB2"),
-        ("a.conll", "ner", "a B-\n", r"a\.conll:1: tag 'B-' is not IOB2"),
-        (
-            "a.conll",
-            "ner",
-            "a O\nb I-y\n\nc B-z\n",
-            r":2: tag 'I-y' follows 'O'.*open the entity with 'B-y'",
-        ),
-        ("a.conll", "ner", "a B-x\nb I-y\n", r":2: tag 'I-y' follows 'B-x'"),
-        ("a.conll", "ner", "a B-x\n\nb I-x\n", r":3: tag 'I-x' follows 'O'"),
-        ("a.conll", "ner", "\tO\n", r":1: the token is empty"),
-    ],
+    [(*key, *case) for key, cases in MALFORMED.items() for case in cases],
 )
 def test_malformed_file_is_refused_with_its_line(
     tmp_path: Path, name: str, kind: str, content: str | bytes, message: str
 ) -> None:
-    source = open_text(tmp_path, name, content, kind)
+    with pytest.raises(InvalidInputError, match=name + message):
+        open_text(tmp_path, name, content, kind).read()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("one\ntwo\n", "eins\n", r"a\.en has 2 .*a\.de has 1"),
+        ("one\ntwo\n", "eins\n\n", r"a\.de:2: "),
+    ],
+)
+def test_malformed_parallel_files_are_refused(
+    tmp_path: Path, source: str, target: str, message: str
+) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        source.read()
+        open_pair(tmp_path, source, target).read()
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     source = open_file(str(tmp_path / "none.jsonl"), "classification", DataConfig())
-    with pytest.raises(InvalidInputError, match=r"none\.jsonl: cannot be read: No such file"):
+    with pytest.raises(InvalidInputError, match=r"none\.jsonl"):
         source.read()
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("a.json", "ner"), ("a.conll", "translation"), ("a.en,a.de", "classification")],
+    ("path", "kind", "known"),
+    [
+        ("a.json", "ner", r"\.conll"),
+        ("a.conll", "translation", r"\.jsonl"),
+        ("a.en,a.de", "classification", r"\.jsonl"),
+        ("a.txt", "instruction", r"\.jsonl"),
+        ("a.conll", "causal_lm", r"\.txt"),
+    ],
 )
-def test_unknown_format_is_refused_with_what_the_task_reads(path: str, kind: str) -> None:
-    with pytest.raises(
-        InvalidInputError, match=rf"{path}: .*format is not supported for {kind}: use"
-    ):
+def test_unknown_format_is_refused_with_what_the_task_reads(
+    path: str, kind: str, known: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=rf"{path}: .*{kind}: use .*{known}"):
         open_file(path, kind, DataConfig())
 
 
-def test_unequal_parallel_files_are_refused_with_both_lengths(tmp_path: Path) -> None:
-    (tmp_path / "a.en").write_text("one\ntwo\n", encoding="utf-8")
-    (tmp_path / "a.de").write_text("eins\n", encoding="utf-8")
-    source = open_file(f"{tmp_path}/a.en,{tmp_path}/a.de", "translation", DataConfig())
-    with pytest.raises(InvalidInputError, match=r"a\.en has 2 lines but .*a\.de has 1"):
-        source.read()
+# --- columns
 
 
-def test_empty_line_of_a_parallel_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.en").write_text("one\ntwo\n", encoding="utf-8")
-    (tmp_path / "a.de").write_text("eins\n\n", encoding="utf-8")
-    source = open_file(f"{tmp_path}/a.en,{tmp_path}/a.de", "translation", DataConfig())
-    with pytest.raises(InvalidInputError, match=r"a\.de:2: the line is empty"):
-        source.read()
+def read_record(tmp_path: Path, kind: str, record: dict[str, Any], **data: Any) -> Sequence[str]:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    [row] = open_file(str(path), kind, DataConfig(**data)).read()
+    return row.texts + row.labels
 
 
-def test_appended_lines_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD, "classification")
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        ("classification", {"sentence": "a", "label": "b"}),
+        ("ner", {"tokens": ["a"], "tags": ["O"]}),
+        ("ner", {"words": ["a"], "ner_tags": ["O"]}),
+        ("translation", {"source": "a", "target": "b"}),
+        ("translation", {"en": "a", "de": "b", "source": "x", "target": "y"}),
+        ("causal_lm", {"content": "a"}),
+        ("instruction", {"question": "a", "answer": "b"}),
+        ("instruction", {"prompt": "a", "response": "b"}),
+    ],
+)
+def test_columns_with_usual_names_are_found(
+    tmp_path: Path, kind: str, record: dict[str, Any]
+) -> None:
+    expected = [value if isinstance(value, str) else value[0] for value in record.values()]
+    assert list(read_record(tmp_path, kind, record)) == expected[:2]
+
+
+@pytest.mark.parametrize(
+    ("record", "data", "hint"),
+    [
+        ({"text": "a", "lbel": "b", "id": "c"}, {}, r"data\.label_column=lbel \("),
+        ({"text": "a", "intent": "b"}, {}, r"data\.label_column=intent \("),
+        ({"text": "a", "b": "b", "c": "c"}, {}, r"data\.label_column to "),
+        (
+            {"text": "a", "label": "b", "id": "c"},
+            {"text_column": "txt"},
+            r"'txt' .*text_column=text \(",
+        ),
+        ({"sentence": "a", "label": "b"}, {"text_column": "body"}, "'body' .*'sentence'"),
+    ],
+)
+def test_likely_column_is_suggested(
+    tmp_path: Path, record: dict[str, Any], data: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=hint):
+        read_record(tmp_path, "classification", record, **data)
+
+
+def test_column_of_a_setting_is_read_and_its_option_of_the_command_is_named(tmp_path: Path) -> None:
+    record = {"body": "a", "label": "b"}
+    assert read_record(tmp_path, "classification", record, text_column="body") == ("a", "b")
+    path = tmp_path / "rows.csv"
+    path.write_text("body\nhello\n", encoding="utf-8")
+    assert read_texts(path, "body") == ["hello"]
+    with pytest.raises(InvalidInputError, match="--column=body .*'body'"):
+        read_texts(path, "text")
+    path.write_text("body,queue\nhello,a\n", encoding="utf-8")
+    with pytest.raises(InvalidInputError, match="--column to "):
+        read_texts(path, "text")
+
+
+# --- growing files
+
+
+def test_appended_lines_are_read_alone_and_an_unchanged_file_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = open_text(tmp_path, "a.jsonl", GOOD)
     assert read_all(source) == ["it is warm"]
-    assert read_all(source) == []
-    append(source, GOOD.replace("it is", "now"))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", lambda *_, **__: pytest.fail("opened"))
+        assert source.read() == []
+    append(source, NOW)
     parsed = []
     loads = json.loads
 
@@ -201,26 +298,42 @@ def test_appended_lines_are_read_alone(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(parsed) == 1
 
 
-def test_half_written_last_line_is_left_for_the_next_reading(tmp_path: Path) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD, "classification")
-    read_all(source)
-    append(source, '{"text": "later", "label"')
+def test_appended_row_of_csv_waits_until_its_quote_is_closed(tmp_path: Path) -> None:
+    source = open_text(tmp_path, "a.csv", HEADER + "one,a\n")
+    assert read_all(source) == ["one"]
+    append(source, 'two,b\n"three\n')
+    assert read_all(source) == ["two"]
+    append(source, 'lines",c\n')
+    [row] = source.read()
+    assert (row.key, row.line) == ("three\nlines", 4)
+    source.accept()
     assert read_all(source) == []
-    append(source, ': "warm"}\n')
-    assert read_all(source) == ["later"]
 
 
-def test_half_written_last_line_at_the_first_reading_is_left_too(tmp_path: Path) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD + '{"text": "later", "la', "classification")
+@pytest.mark.parametrize(
+    ("name", "first", "half", "rest"),
+    [
+        ("a.jsonl", GOOD, '{"text": "now warm", "la', 'bel": "warm"}\n'),
+        ("a.csv", HEADER + "it is warm,a\n", "now wa", "rm,b\n"),
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_half_written_last_line_is_left_for_the_next_reading(
+    tmp_path: Path, name: str, first: str, half: str, rest: str, is_first: bool
+) -> None:
+    source = open_text(tmp_path, name, first + half * is_first)
     assert read_all(source) == ["it is warm"]
-    append(source, 'bel": "warm"}\n')
-    assert read_all(source) == ["later"]
+    if not is_first:
+        append(source, half)
+        assert read_all(source) == []
+    append(source, rest)
+    assert read_all(source) == ["now warm"]
 
 
 def test_last_line_without_line_end_counts_at_the_first_reading(tmp_path: Path) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD + GOOD.strip(), "classification")
+    source = open_text(tmp_path, "a.jsonl", GOOD + GOOD.strip())
     assert len(read_all(source)) == 2
-    append(source, "\n" + GOOD.replace("it is", "now"))
+    append(source, "\n" + NOW)
     [row] = source.read()
     assert (row.key, row.line) == ("now warm", 3)
     source.accept()
@@ -229,78 +342,136 @@ def test_last_line_without_line_end_counts_at_the_first_reading(tmp_path: Path) 
 
 
 def test_continued_last_line_is_refused(tmp_path: Path) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD.strip(), "classification")
+    source = open_text(tmp_path, "a.jsonl", GOOD.strip())
     read_all(source)
     append(source, GOOD)
-    with pytest.raises(
-        InvalidInputError, match=r"a\.jsonl:1: the line was the last, without line end"
-    ):
+    with pytest.raises(InvalidInputError, match=r"a\.jsonl:1: "):
         source.read()
 
 
-def test_bad_appended_row_loses_nothing(tmp_path: Path) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD, "classification")
+@pytest.mark.parametrize(
+    ("name", "first", "wrong", "good", "place"),
+    [
+        ("a.jsonl", GOOD, GOOD + "oops\n", NOW, r"a\.jsonl:3: .*JSON"),
+        ("a.csv", HEADER + "x,a\n", "two,b\nx\n", "now warm,b\n", r"a\.csv:4: .*CSV"),
+        ("a.csv", HEADER + "x,a\n", 'two,b\n"x" y,z\n', "now warm,b\n", r"a\.csv:4: .*CSV"),
+    ],
+)
+def test_bad_appended_row_loses_nothing(
+    tmp_path: Path, name: str, first: str, wrong: str, good: str, place: str
+) -> None:
+    source = open_text(tmp_path, name, first)
     read_all(source)
-    before = Path(source.name).read_bytes()
-    append(source, GOOD + "oops\n")
+    append(source, wrong)
     for _ in range(2):
-        with pytest.raises(InvalidInputError, match=r"a\.jsonl:3: is not JSON"):
+        with pytest.raises(InvalidInputError, match=place):
             source.read()
-    Path(source.name).write_bytes(before + 2 * GOOD.encode())
-    assert len(read_all(source)) == 2
+    Path(source.name).write_text(first + 2 * good, encoding="utf-8")
+    assert read_all(source) == ["now warm", "now warm"]
 
 
 @pytest.mark.parametrize("content", ["", GOOD.replace("warm", "cold") + GOOD])
 def test_changed_earlier_rows_are_refused(tmp_path: Path, content: str) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD, "classification")
+    source = open_text(tmp_path, "a.jsonl", GOOD)
     read_all(source)
     Path(source.name).write_text(content, encoding="utf-8")
-    with pytest.raises(
-        InvalidInputError, match=r"first 1 lines \(\d+ bytes\) have changed.*restore them"
-    ):
+    with pytest.raises(InvalidInputError, match=rf" 1 lines \({len(GOOD)} bytes\)"):
         source.read()
 
 
-def test_appended_sentence_waits_for_its_blank_line(tmp_path: Path) -> None:
+def test_appended_sentence_waits_for_its_blank_line_and_does_not_continue_a_read_one(
+    tmp_path: Path,
+) -> None:
     source = open_text(tmp_path, "a.conll", CONLL, "ner")
     assert read_all(source) == ["Ada Lovelace runs", "Rain"]
-    append(source, "\nBob B-person\n")
+    append(source, "falls O\n\n")
+    with pytest.raises(InvalidInputError, match=r"a\.conll:6: "):
+        source.read()
+    Path(source.name).write_text(CONLL + "\nBob B-person\n", encoding="utf-8")
     assert read_all(source) == []
     append(source, "sleeps O\n\n")
     assert read_all(source) == ["Bob sleeps"]
 
 
-def test_sentence_that_continues_a_read_one_is_refused(tmp_path: Path) -> None:
-    source = open_text(tmp_path, "a.conll", CONLL, "ner")
-    read_all(source)
-    append(source, "falls O\n\n")
-    with pytest.raises(InvalidInputError, match=r"a\.conll:6: continues the sentence.*blank line"):
-        source.read()
-
-
 def test_appended_pairs_wait_for_both_files(tmp_path: Path) -> None:
-    paths = tmp_path / "a.en", tmp_path / "a.de"
-    for path in paths:
-        path.write_text("one\n", encoding="utf-8")
-    source = open_file(",".join(map(str, paths)), "translation", DataConfig())
+    source = open_pair(tmp_path, "one\n", "one\n")
     read_all(source)
-    paths[0].write_text("one\ntwo\nthree\n", encoding="utf-8")
+    (tmp_path / "a.en").write_text("one\ntwo\nthree\n", encoding="utf-8")
     assert read_all(source) == []
-    paths[1].write_text("one\nzwei\n", encoding="utf-8")
+    (tmp_path / "a.de").write_text("one\nzwei\n", encoding="utf-8")
     assert read_all(source) == ["two"]
-    paths[1].write_text("one\nzwei\ndrei\n", encoding="utf-8")
+    (tmp_path / "a.de").write_text("one\nzwei\ndrei\n", encoding="utf-8")
     [row] = source.read()
     assert (row.texts, row.line) == (("three", "drei"), 3)
 
 
-def test_reading_an_unchanged_file_opens_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_text(tmp_path, "a.jsonl", GOOD, "classification")
+# --- schemes of tags
+
+
+IOB2 = ["B-x", "I-x", "B-x", "O", "B-y", "B-x"]
+SCHEMES = {
+    "IOB2": IOB2,
+    "IOB1": ["I-x", "I-x", "B-x", "O", "I-y", "I-x"],
+    "BIOES": ["B-x", "E-x", "S-x", "O", "S-y", "S-x"],
+    "BILOU": ["B-x", "L-x", "U-x", "O", "U-y", "U-x"],
+    "BMEWO": ["B-x", "E-x", "W-x", "O", "W-y", "W-x"],
+    "BMES": ["B-x", "M-x", "S-x", "O", "S-y", "S-x"],
+}
+
+
+def write_tags(path: Path, *sentences: list[str]) -> str:
+    if path.suffix == ".jsonl":
+        rows = [{"tokens": ["a"] * len(tags), "tags": tags} for tags in sentences]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        blocks = ["".join(f"a {tag}\n" for tag in tags) for tags in sentences]
+        path.write_text("\n".join(blocks), encoding="utf-8")
+    return str(path)
+
+
+def read_tags(path: str) -> tuple[list[tuple[str, ...]], str]:
+    source = open_file(path, "ner", DataConfig())
+    return [row.labels for row in source.read()], source.note
+
+
+@pytest.mark.parametrize("suffix", ["conll", "jsonl"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_read_as_iob2(tmp_path: Path, scheme: str, suffix: str) -> None:
+    labels, note = read_tags(write_tags(tmp_path / f"a.{suffix}", ["O"], SCHEMES[scheme]))
+    assert labels == [("O",), tuple(IOB2)]
+    name = scheme if scheme in ("IOB2", "IOB1") else "BIOES"
+    assert (f" {name}," in note) == (scheme != "IOB2")
+
+
+def test_appended_rows_have_the_scheme_of_the_file(tmp_path: Path) -> None:
+    source = open_file(write_tags(tmp_path / "a.conll", SCHEMES["IOB1"]), "ner", DataConfig())
     read_all(source)
+    append(source, "\na I-z\n\n")
+    [row] = source.read()
+    assert row.labels == ("B-z",)
 
-    def refuse(*_: object, **__: object) -> Callable[..., object]:
-        raise AssertionError("opened")
 
-    monkeypatch.setattr(Path, "open", refuse)
-    assert source.read() == []
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        (["B-x", "E-x", "I-x"], ":3: .*'I-x' .*'E-x'.* BIOES"),
+        (["S-x", "E-x"], ":2: .*'E-x' .*'S-x'"),
+        (["S-x", "Q-x"], ":2: .*'Q-x' .* BIOES"),
+        (["B-x", "O", "I-x"], ":3: .*'I-x' .*'O'.* IOB2"),
+    ],
+)
+def test_tag_that_fits_no_scheme_is_named(tmp_path: Path, tags: list[str], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        read_tags(write_tags(tmp_path / "a.conll", tags))
+
+
+def test_cluster_tells_what_was_converted(tmp_path: Path) -> None:
+    data = {
+        "train": write_tags(tmp_path / "train.conll", SCHEMES["IOB1"]),
+        "held_out": write_tags(tmp_path / "held-out.conll", SCHEMES["IOB2"]),
+    }
+    job = JobConfig.from_dict({"task": {"kind": "ner"}, "data": data}, "job")
+    rows = ClusterRows(job, 0)
+    rows.read()
+    [note] = rows.notes
+    assert "train.conll: " in note and " IOB1," in note

@@ -1,5 +1,6 @@
 """The global model of a job on the edge server, and clusters that pretend to train."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,13 @@ class Edge:
         self.model.prepare("job", job, ["a", "b"], self._vocabulary)
         return self.model.commit()
 
-    def weights(self, units: list[UnitState]) -> dict[str, Tensor]:
+    def weights(self, units: Iterable[UnitState]) -> dict[str, Tensor]:
         """Returns the weights of units that are committed or trained."""
         tensors: dict[str, Tensor] = {}
         for unit in units:
             blob = self.trained.get(unit.weights_digest)
-            tensors |= (
-                load_tensors(b"".join(blob.read()))
-                if blob is not None
-                else load_file(self.store.path(unit.weights_digest))
-            )
+            pieces = self.store.read(unit.weights_digest) if blob is None else blob.read()
+            tensors |= load_tensors(b"".join(pieces))
         return tensors
 
     def train(self, cluster_index: int) -> ClusterState:
@@ -117,6 +115,10 @@ class Edge:
                 if cluster.cluster_index not in restore_points.get("late_clusters", ()):
                     self.push(asking, cluster)
         return self.model.commit_round(asking, clusters, self.pushed, **restore_points)
+
+    def run_round(self, round_index: int = 0, attempt: int = 2, **restore_points: Any) -> Commit:
+        """Trains all clusters, and commits what they have pushed."""
+        return self.commit(self.train_all(), round_index, attempt, **restore_points)
 
     def push(self, attempt: Attempt, cluster: ClusterState) -> None:
         for unit in cluster.units:

@@ -1,6 +1,5 @@
 """How the edge server adds masked changes of a unit."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
+from collapipe.edge_server.unit_averages import Averaged
 from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
 from collapipe.job import AveragingConfig, TrainingConfig
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
@@ -42,7 +42,7 @@ class Layer(nn.Module):
 class Clusters:
     """Three clusters that have trained one unit, and an edge server."""
 
-    def __init__(self, folder: Path, *, secure: bool = True) -> None:
+    def __init__(self, folder: Path) -> None:
         self.train()
         self.base = TensorBlob(Layer().state_dict())
         self.base_path = folder / "base"
@@ -51,9 +51,9 @@ class Clusters:
             folder / "pushed",
             3,
             [self.base.total_bytes] * (UNIT + 1),
-            lambda unit_index, digest: self.base_path,
-            lambda attempt, unit_index: self.base_path,
-            AveragingConfig(secure=secure),
+            lambda *_: self.base_path,
+            lambda *_: self.base_path,
+            AveragingConfig(secure=True),
         )
 
     def train(self) -> None:
@@ -87,47 +87,48 @@ class Clusters:
 
     def push(self, masks: ClusterMasks) -> ClusterState:
         upload = self.upload(masks)
-        stream = self.pushed.begin(
-            PushedUnit(
-                attempt=Attempt(job_id="job", attempt=masks.name.attempt),
-                cluster_index=masks.cluster_index,
-                unit_index=UNIT,
-                total_bytes=upload.blob.total_bytes,
-                num_samples=SAMPLES[masks.cluster_index],
-                base_digest=upload.base_digest,
-            )
-        )
-        for piece in upload.blob.read():
-            stream.write(piece)
-        stream.complete(upload.blob.digest)
-        return ClusterState(
-            cluster_index=masks.cluster_index,
-            units=[UnitState(unit_index=UNIT, weights_digest=upload.blob.digest)],
-            num_samples=SAMPLES[masks.cluster_index],
+        return self.push_blob(
+            masks.cluster_index, upload.blob, upload.base_digest, masks.name.attempt
         )
 
-    def base_weight(self) -> Tensor:
-        return load_file(self.base_path)["weight"]
+    def push_blob(
+        self, index: int, blob: TensorBlob, base_digest: str = "", attempt: int = 0
+    ) -> ClusterState:
+        unit = PushedUnit(
+            attempt=Attempt(job_id="job", attempt=attempt),
+            cluster_index=index,
+            unit_index=UNIT,
+            total_bytes=blob.total_bytes,
+            num_samples=SAMPLES[index],
+            base_digest=base_digest,
+        )
+        self.pushed.begin(unit).take(blob)
+        return state_of(index, blob.digest)
+
+    def average(
+        self, states: list[ClusterState], unmasking: Unmasking | None, attempt: int = 0
+    ) -> Averaged:
+        asking = Attempt(job_id="job", attempt=attempt)
+        (average,) = self.pushed.averages(asking, states, unmasking)
+        return average
 
     def expected(self, present: list[int]) -> dict[str, Tensor]:
         """Returns the average in fixed point, without masks."""
         before = load_file(self.base_path)
         averaged = dict(before)
+        factor = TOTAL_SAMPLES / sum(SAMPLES[i] for i in present) / 2**28
         for name in ("weight", "transposed", "bias"):
-            total = sum(
-                to_ring(
-                    self.units[i].module.state_dict()[name],
-                    before[name],
-                    SAMPLES[i],
-                    TOTAL_SAMPLES,
-                    name,
-                ).long()
-                for i in present
-            )
-            assert isinstance(total, Tensor)
-            factor = TOTAL_SAMPLES / sum(SAMPLES[i] for i in present) / 2**28
+            total = torch.zeros(before[name].shape, dtype=torch.int64)
+            for i in present:
+                trained = self.units[i].module.state_dict()[name]
+                total += to_ring(trained, before[name], SAMPLES[i], TOTAL_SAMPLES, name).long()
             averaged[name] = (before[name].double() + total.double() * factor).float()
         return averaged
+
+
+def state_of(index: int, digest: str) -> ClusterState:
+    unit = UnitState(unit_index=UNIT, weights_digest=digest)
+    return ClusterState(cluster_index=index, units=[unit], num_samples=SAMPLES[index])
 
 
 @pytest.fixture
@@ -141,24 +142,18 @@ def unmasking(masks: list[ClusterMasks], present: list[int]) -> Unmasking:
     return Unmasking(RemainingMasks(masks[0].name, public, revealed), TOTAL_SAMPLES)
 
 
-def equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(
-        torch.equal(found[name], expected[name]) for name in expected
-    )
-
-
-@pytest.mark.parametrize("present", [[0, 1, 2], [0, 2], [1, 2]])
+@pytest.mark.parametrize("present", [[0, 1, 2], [0, 2], [1, 2]], ids=str)
 def test_average_is_that_of_the_fixed_point_whoever_is_late(
     clusters: Clusters, present: list[int]
 ) -> None:
     masks = clusters.masks()
     # The late cluster has pushed, too.
     states = {one.cluster_index: clusters.push(one) for one in reversed(masks)}
-    (average,) = clusters.pushed.averages(
-        Attempt(job_id="job"), [states[i] for i in present], unmasking(masks, present)
-    )
+    average = clusters.average([states[i] for i in present], unmasking(masks, present))
     assert average.changes == ()
-    assert equal(load_file(average.path), clusters.expected(present))
+    found, expected = load_file(average.path), clusters.expected(present)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_edge_server_receives_other_bytes_for_equal_weights_and_no_change_in_plain(
@@ -168,14 +163,14 @@ def test_edge_server_receives_other_bytes_for_equal_weights_and_no_change_in_pla
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         clusters = Clusters(tmp_path / name)
-        masks = clusters.masks()
-        for one in masks:
+        for one in clusters.masks():
             clusters.push(one)
-        uploads.append([load_file(path) for path in _pushed_files(tmp_path / name)])
+        files = sorted((tmp_path / name / "pushed").glob("cluster-*"))
+        uploads.append([load_file(path) for path in files])
     first, second = uploads
+    base = load_file(clusters.base_path)["weight"]
     changes = [
-        to_ring(unit.module.state_dict()["weight"], clusters.base_weight(), 1, 1, "weight")
-        for unit in clusters.units
+        to_ring(unit.module.state_dict()["weight"], base, 1, 1, "weight") for unit in clusters.units
     ]
     values = [cluster["weight"] for cluster in (*first, *second)]
     values += [first[0]["weight"] + first[1]["weight"] + first[2]["weight"]]
@@ -189,87 +184,50 @@ def test_edge_server_receives_other_bytes_for_equal_weights_and_no_change_in_pla
         assert (one["weight"] == other["weight"]).double().mean() < 1e-4
 
 
-def _pushed_files(folder: Path) -> list[Path]:
-    return sorted((folder / "pushed").glob("cluster-*"))
-
-
 def test_uploads_of_an_earlier_attempt_are_not_added(clusters: Clusters) -> None:
     for one in clusters.masks():
         clusters.push(one)
     clusters.train()
     masks = clusters.masks(attempt=1)
-    states = [
-        ClusterState(
-            cluster_index=i,
-            units=[
-                UnitState(unit_index=UNIT, weights_digest=clusters.upload(masks[i]).blob.digest)
-            ],
-            num_samples=SAMPLES[i],
-        )
-        for i in range(3)
-    ]
-    with pytest.raises(WrongStateError, match="was not pushed by round 0, attempt 1"):
-        list(
-            clusters.pushed.averages(
-                Attempt(job_id="job", attempt=1), states, unmasking(masks, [0, 1, 2])
-            )
-        )
+    states = [state_of(i, clusters.upload(masks[i]).blob.digest) for i in range(3)]
+    with pytest.raises(WrongStateError, match="round 0, attempt 1"):
+        clusters.average(states, unmasking(masks, [0, 1, 2]), attempt=1)
 
 
 def test_masks_of_another_attempt_do_not_give_an_average(clusters: Clusters) -> None:
     states = [clusters.push(one) for one in clusters.masks()]
-    with pytest.raises(CorruptDataError, match="some mask was not removed"):
-        list(
-            clusters.pushed.averages(
-                Attempt(job_id="job"), states, unmasking(clusters.masks(), [0, 1, 2])
-            )
-        )
+    with pytest.raises(CorruptDataError, match="mask"):
+        clusters.average(states, unmasking(clusters.masks(), [0, 1, 2]))
 
 
 def test_commit_needs_shares_of_exactly_the_clusters_that_count(clusters: Clusters) -> None:
     masks = clusters.masks()
     states = [clusters.push(one) for one in masks]
-    attempt = Attempt(job_id="job")
-    with pytest.raises(InvalidInputError, match="came without shares of masks"):
-        list(clusters.pushed.averages(attempt, states))
-    with pytest.raises(
-        InvalidInputError, match=r"clusters \[0, 1, 2\] count, but clusters \[0, 1\]"
-    ):
-        list(clusters.pushed.averages(attempt, states, unmasking(masks, [0, 1])))
+    with pytest.raises(InvalidInputError, match=r"averaging\.secure .*without"):
+        clusters.average(states, None)
+    with pytest.raises(InvalidInputError, match=r"\[0, 1, 2\] .*\[0, 1\] "):
+        clusters.average(states, unmasking(masks, [0, 1]))
 
 
 def test_more_rows_than_announced_are_refused(clusters: Clusters) -> None:
     masks = clusters.masks()
     states = [clusters.push(one) for one in masks]
     too_few = Unmasking(unmasking(masks, [0, 1, 2]).masks, sum(SAMPLES) - 1)
-    with pytest.raises(WrongStateError, match="trained on 6 rows, but .* 1 to 5, twice"):
-        list(clusters.pushed.averages(Attempt(job_id="job"), states, too_few))
+    with pytest.raises(WrongStateError, match=r" 6 rows.* 5\b"):
+        clusters.average(states, too_few)
 
 
 def test_weights_in_plain_are_refused(clusters: Clusters) -> None:
     masks = clusters.masks()
     states = [clusters.push(one) for one in masks[:2]]
-    blob = TensorBlob(clusters.units[2].module.state_dict())
-    stream = clusters.pushed.begin(
-        PushedUnit(
-            attempt=Attempt(job_id="job"),
-            cluster_index=2,
-            unit_index=UNIT,
-            total_bytes=blob.total_bytes,
-            num_samples=SAMPLES[2],
-        )
-    )
-    stream.take(blob)
-    unit = UnitState(unit_index=UNIT, weights_digest=blob.digest)
-    states.append(ClusterState(cluster_index=2, units=[unit], num_samples=SAMPLES[2]))
-    with pytest.raises(CorruptDataError, match="a masked change of other tensors"):
-        list(clusters.pushed.averages(Attempt(job_id="job"), states, unmasking(masks, [0, 1, 2])))
+    states.append(clusters.push_blob(2, TensorBlob(clusters.units[2].module.state_dict())))
+    with pytest.raises(CorruptDataError, match="cluster-2-unit-5"):
+        clusters.average(states, unmasking(masks, [0, 1, 2]))
 
 
 def test_digest_of_a_masked_upload_is_not_that_of_the_weights(clusters: Clusters) -> None:
-    unit = clusters.units[0]
     upload = clusters.upload(clusters.masks()[0])
-    sealed = unit.seal()
+    sealed = clusters.units[0].seal()
     assert isinstance(sealed, StateDigests)
     assert upload.base_digest == clusters.base.digest
     assert upload.blob.digest not in (sealed.weights, clusters.base.digest)

@@ -13,7 +13,7 @@ def test_key_is_written_as_it_is_read() -> None:
 
 @pytest.mark.parametrize("text", ["a-b", "a>", ">b", "a>b>c", ""])
 def test_text_that_is_not_a_key_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"is not a link: give sender>receiver"):
+    with pytest.raises(InvalidInputError, match=repr(text)):
         LinkKey.parse(text)
 
 
@@ -34,9 +34,7 @@ def test_key_matches_the_links_that_it_includes() -> None:
 def test_most_specific_entries_match_those_of_the_sender_first() -> None:
     links = {"*": 0, "*>b": 1, "a>*": 2, "a>b": 3}
     assert matching_links(links, "a", "b") == {"a>b": 3}
-    assert list(matching_links({"*>b": 1, "a>*": 2, "*": 0}, "a", "b").items()) == [
-        ("a>*", 2),
-        ("*>b", 1),
-    ]
+    del links["a>b"]
+    assert list(matching_links(links, "a", "b").items()) == [("a>*", 2), ("*>b", 1)]
     assert matching_links(links, "c", "d") == {"*": 0}
     assert matching_links({"a>b": 3}, "b", "a") == {}

@@ -1,12 +1,15 @@
 """Tiny models of every family, and micro-batches for them."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from collapipe.job import ModelConfig, TaskConfig
 from collapipe.models import ModelAdapter, adapter_for, create_config_json
@@ -101,6 +104,55 @@ def make_adapter(make_config_json: Callable[..., str]) -> MakeAdapter:
 
     def make(family: str, kind: str, *args: str, **overrides: Any) -> ModelAdapter:
         return adapter_for(family, kind, make_config_json(family, kind, *args, **overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def with_lora() -> MakeAdapter:
+    """Adds LoRA to the configuration of an adapter: (adapter, base type, quantisation, settings of LoRA)."""
+
+    def make(
+        adapter: ModelAdapter,
+        *,
+        dtype: str = "float32",
+        base_quantisation: str | None = None,
+        **lora: Any,
+    ) -> ModelAdapter:
+        values = {**adapter.config.to_dict(), "max_new_tokens": 4, "lora": lora, "dtype": dtype}
+        if adapter.period == 2:
+            values["half_blocks"] = True
+        if base_quantisation is not None:
+            values["base_quantisation"] = base_quantisation
+        return adapter_for(adapter.family, adapter.task, json.dumps(values))
+
+    return make
+
+
+@pytest.fixture
+def save(tokenizer: Tokenizer, tmp_path: Path) -> Callable[..., str]:
+    """Writes a model to a pretrained directory and returns its path. It takes the options of `save_pretrained`."""
+
+    def write(model: Any, **options: Any) -> str:
+        directory = tmp_path / "pretrained"
+        model.save_pretrained(directory, **options)
+        tokenizer.save(str(directory / "tokenizer.json"))
+        return str(directory)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def make_foreign() -> Callable[..., Any]:
+    """Makes a tiny translator or language model with `transformers` alone: (family, overrides)."""
+
+    def make(family: str, **overrides: Any) -> Any:
+        values = {**_SIZES[family], "vocab_size": 40, **overrides}
+        if family not in ("marian", "bart"):
+            return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values))
+        values |= {"pad_token_id": 0, "eos_token_id": 2}
+        values |= {"decoder_start_token_id": 0, "forced_eos_token_id": 2}
+        return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **values))
 
     return make
 

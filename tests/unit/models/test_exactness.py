@@ -1,5 +1,6 @@
 """Tests that the units compute the same as the whole model of `transformers`, bit for bit."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,26 +8,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from collapipe.models import Head, ModelAdapter, Unit, initial_model, split_state
+from collapipe.models import (
+    Head,
+    KeyValues,
+    ModelAdapter,
+    Unit,
+    initial_model,
+    split_state,
+)
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.weight_gradients import deferred_gradients, use_split_backward
 
+MakeAdapter = Callable[..., ModelAdapter]
 MakeBatch = Callable[..., dict[str, Tensor]]
 
 FIRST_OF_HEAD = {
     ("bert", "classification"): "bert.pooler",
-    ("bert", "ner"): "dropout",
     ("distilbert", "classification"): "pre_classifier",
-    ("distilbert", "ner"): "dropout",
     ("roberta", "classification"): "classifier",
-    ("roberta", "ner"): "dropout",
-    ("marian", "translation"): "model.decoder",
-    ("bart", "translation"): "model.decoder",
+    **{(family, "ner"): "dropout" for family in ("bert", "distilbert", "roberta")},
+    **{(family, "translation"): "model.decoder" for family in ("marian", "bart")},
     ("gpt2", "causal_lm"): "transformer.ln_f",
-    ("llama", "causal_lm"): "model.norm",
-    ("mistral", "causal_lm"): "model.norm",
-    ("qwen2", "causal_lm"): "model.norm",
-    ("qwen3", "causal_lm"): "model.norm",
+    **{(family, "causal_lm"): "model.norm" for family in ("llama", "mistral", "qwen2", "qwen3")},
 }
 """The first module of each head."""
 
@@ -37,10 +40,7 @@ FIRST_OF_FEED_FORWARD = {
     "marian": "fc1",
     "bart": "fc1",
     "gpt2": "ln_2",
-    "llama": "post_attention_layernorm",
-    "mistral": "post_attention_layernorm",
-    "qwen2": "post_attention_layernorm",
-    "qwen3": "post_attention_layernorm",
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "post_attention_layernorm"),
 }
 """The first module of a layer's feed-forward half."""
 
@@ -80,9 +80,8 @@ def run_whole(
     # A translator needs labels, because it makes the decoder's inputs from them.
     given: dict[str, Any] = batch if adapter.task == "translation" else without_labels(batch)
     if adapter.task == "causal_lm":
-        given["use_cache"] = (
-            False  # a cache copies keys and values, and other strides may round otherwise
-        )
+        # A cache copies keys and values, and other strides may round otherwise.
+        given["use_cache"] = False
     logits = model(**given).logits
     loss: Any = nn.functional.cross_entropy(
         logits.view(-1, logits.shape[-1]),
@@ -118,18 +117,20 @@ def without_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in batch.items() if name != "labels"}
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
-@pytest.mark.parametrize("half_blocks", [False, True])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize(
+    ("half_blocks", "split"),
+    [(False, False), (False, True), (True, True)],
+    ids=["whole", "split", "half-split"],
+)
 def test_units_equal_whole_model_in_training(
-    adapter: ModelAdapter, make_batch: MakeBatch, padded: bool, split: bool
+    adapter: ModelAdapter, make_batch: MakeBatch, split: bool
 ) -> None:
     model: Any = initial_model(adapter, None, seed=3).train()
     body, head = build_units(adapter, model)
     smoothing = 0.1 if adapter.task == "translation" else 0.0
     layers = [layer for unit in (*body, head) for layer in use_split_backward(unit) if split]
 
-    for seed in (0, 1):  # twice, so that gradients accumulate
+    for seed, padded in ((0, False), (1, True)):  # twice, so that gradients accumulate
         batch = make_batch(adapter.task, padded=padded, seed=seed)
         expected_loss = run_whole(adapter, model, batch, smoothing)
         with deferred_gradients(layers) as deferred, count_kept_bytes((*body, head)) as kept:
@@ -150,49 +151,52 @@ def test_units_equal_whole_model_in_training(
         assert torch.equal(found, gradient), name
 
 
-def test_two_halves_equal_the_forward_pass_of_their_layer(
-    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+@pytest.mark.parametrize("family", FIRST_OF_FEED_FORWARD)
+def test_two_halves_equal_the_passes_of_their_layer(
+    make_adapter: MakeAdapter, make_batch: MakeBatch, family: str
 ) -> None:
-    for family in FIRST_OF_FEED_FORWARD:
-        task, dropout = "ner", {}
-        if family in ("marian", "bart"):
-            task, dropout = "translation", {"attention_dropout": 0.1, "activation_dropout": 0.2}
-        elif (family, "causal_lm") in FIRST_OF_HEAD:
-            task = "causal_lm"
-        whole = make_adapter(family, task, **dropout)
-        halves = make_adapter(family, task, half_blocks=True, **dropout)
-        model = initial_model(whole, None, seed=3).train()
-        block = build_units(whole, model)[0][1]
-        attention, feed_forward = build_units(halves, model)[0][1:3]
-        batch = make_batch(task, padded=True)
-        given = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(1))
-        results = []
-        for units in ((block,), (attention, feed_forward)):
-            activation = given.clone().requires_grad_()
-            output = activation
-            seed_unit(1)  # once, so the second half goes on with the random numbers of the first
-            for unit in units:
-                output = unit(output, batch)
-            output.square().sum().backward()
-            assert activation.grad is not None
-            results.append((output, activation.grad))
-        assert all(map(torch.equal, *results)), family
-        names = {n for half in (attention, feed_forward) for n, _ in half.named_parameters()}
-        assert names == {name for name, _ in block.named_parameters()}
-        for half in (attention, feed_forward):
-            for name, parameter in half.named_parameters():
-                gradient = block.get_parameter(name).grad
-                assert parameter.grad is not None and gradient is not None
-                assert torch.equal(parameter.grad, gradient), name
+    task, dropout = "ner", {}
+    if family in ("marian", "bart"):
+        task, dropout = "translation", {"attention_dropout": 0.1, "activation_dropout": 0.2}
+    elif (family, "causal_lm") in FIRST_OF_HEAD:
+        task = "causal_lm"
+    whole = make_adapter(family, task, **dropout)
+    halves = make_adapter(family, task, half_blocks=True, **dropout)
+    model = initial_model(whole, None, seed=3).train()
+    block = build_units(whole, model)[0][1]
+    attention, feed_forward = build_units(halves, model)[0][1:3]
+    batch = make_batch(task, padded=True)
+    given = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(1))
+    results = []
+    for units in ((block,), (attention, feed_forward)):
+        activation = given.clone().requires_grad_()
+        output = activation
+        seed_unit(1)  # once, so the second half goes on with the random numbers of the first
+        for unit in units:
+            output = unit(output, batch)
+        output.square().sum().backward()
+        assert activation.grad is not None
+        gradients = {
+            name: p.grad
+            for unit in units
+            for name, p in unit.named_parameters()
+            if p.grad is not None
+        }
+        results.append({"output": output, "activation": activation.grad, **gradients})
+    expected, found = results
+    assert found.keys() == expected.keys()
+    assert len(found) == 2 + len(list(block.parameters()))
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
 
 
 def test_dropout_is_on_in_training(adapter: ModelAdapter, make_batch: MakeBatch) -> None:
     model: Any = initial_model(adapter, None, seed=3)
     batch = make_batch(adapter.task, padded=True)
-    body, head = build_units(adapter, model.train())
-    in_training = run_units(body, head, batch, 0.0)
-    body, head = build_units(adapter, model.eval())
-    assert not torch.equal(run_units(body, head, batch, 0.0), in_training)
+    losses = [
+        run_units(*build_units(adapter, model.train(is_on)), batch, 0.0) for is_on in (True, False)
+    ]
+    assert not torch.equal(*losses)
 
 
 def test_units_predict_what_whole_model_predicts(
@@ -241,7 +245,7 @@ def check_measured_losses(predicted: Tensor, logits: Tensor, batch: dict[str, Te
 
 
 def test_translation_stops_at_max_new_tokens(
-    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+    make_adapter: MakeAdapter, make_batch: MakeBatch
 ) -> None:
     adapter = make_adapter("marian", "translation")
     head = build_units(adapter, initial_model(adapter, None, seed=3).train(False))[1]
@@ -251,7 +255,7 @@ def test_translation_stops_at_max_new_tokens(
 
 
 def test_head_keeps_tied_weights_tied_when_it_moves(
-    make_adapter: Callable[..., ModelAdapter], make_batch: MakeBatch
+    make_adapter: MakeAdapter, make_batch: MakeBatch
 ) -> None:
     for family in ("marian", "bart"):
         adapter = make_adapter(family, "translation")
@@ -263,3 +267,68 @@ def test_head_keeps_tied_weights_tied_when_it_moves(
             torch.zeros(3, 9, 16, dtype=torch.float64), make_batch("translation", padded=True), 0.0
         )
         assert loss.dtype == torch.float64
+
+
+@pytest.mark.parametrize("half_blocks", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+@torch.no_grad()
+def test_passes_over_parts_of_rows_equal_one_pass_over_whole_rows(
+    make_adapter: MakeAdapter, make_batch: MakeBatch, family: str, half_blocks: bool
+) -> None:
+    adapter = make_adapter(family, "causal_lm", half_blocks=half_blocks)
+    units = build_units(adapter, initial_model(adapter, None, seed=1).eval())[0]
+
+    def run(side: dict[str, Tensor], earlier: list[KeyValues | None]) -> Tensor:
+        activation: Any = None
+        for unit, stage in zip(units, earlier, strict=True):
+            activation = unit(activation, side, stage)
+        return torch.as_tensor(activation)
+
+    for padded, lengths in itertools.product((False, True), [(4, 5), (1, 7, 1)]):
+        batch = make_batch("causal_lm", padded=padded)
+        expected = run(batch, [None] * len(units))
+        first, second = KeyValues(), KeyValues()  # two stages
+        earlier = [first if index < len(units) // 2 else second for index in range(len(units))]
+        parts = []
+        for start, length in zip(itertools.accumulate(lengths, initial=0), lengths, strict=False):
+            stop = start + length
+            side = {
+                "input_ids": batch["input_ids"][:, start:stop],
+                "attention_mask": batch["attention_mask"][:, :stop].clone(),
+            }
+            parts.append(run(side, list(earlier)))
+        valid = batch["attention_mask"].bool()
+        torch.testing.assert_close(torch.cat(parts, dim=1)[valid], expected[valid])
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("bert", "classification"),
+        ("distilbert", "classification"),
+        ("roberta", "classification"),
+        ("marian", "translation"),
+        ("bart", "translation"),
+        ("gpt2", "causal_lm"),
+        ("qwen2", "causal_lm"),
+    ],
+)
+@torch.no_grad()
+def test_blocks_of_a_stage_share_the_mask_of_a_micro_batch_and_never_that_of_another(
+    make_adapter: MakeAdapter, make_batch: MakeBatch, family: str, kind: str
+) -> None:
+    adapter = make_adapter(family, kind)
+    blocks = [adapter.build_unit(index).eval() for index in (1, 2)]
+    for block in blocks:
+        torch.nn.init.normal_(next(block.parameters()))
+    padded, whole = (make_batch(kind, padded=padded) for padded in (True, False))
+    activation = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(1))
+    results = []
+    for is_forgotten in (False, True):
+        for side in (padded, whole, padded):
+            if is_forgotten:
+                adapter._last_shared = None
+            results += [block(activation, side) for block in blocks]
+    assert all(map(torch.equal, results[:6], results[6:]))
+    assert adapter._last_shared is not None
+    assert adapter._last_shared[0] is padded["attention_mask"]

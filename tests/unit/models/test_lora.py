@@ -1,6 +1,5 @@
 """Tests of models with LoRA. Exactness against `peft` is tested in tests/integration/test_exact.py."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +7,10 @@ import pytest
 import torch
 from peft import get_peft_model_state_dict
 
-from collapipe.aggregation import federated_average
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.models import (
     ModelAdapter,
-    adapter_for,
     changes_embeddings,
     divide_state,
     initial_model,
@@ -25,13 +22,6 @@ from collapipe.stage_runtime.block_profile import profile_block
 from collapipe.tensors import ACTIVATION, Frame, FrameKind, encode_frame
 
 MakeAdapter = Callable[..., ModelAdapter]
-
-
-def with_lora(adapter: ModelAdapter, *, dtype: str = "float32", **lora: Any) -> ModelAdapter:
-    values = {**adapter.config.to_dict(), "max_new_tokens": 4, "lora": lora, "dtype": dtype}
-    if adapter.period == 2:
-        values["half_blocks"] = True
-    return adapter_for(adapter.family, adapter.task, json.dumps(values))
 
 
 def trained_units(adapter: ModelAdapter) -> list[int]:
@@ -47,24 +37,9 @@ def llama(make_adapter: MakeAdapter) -> ModelAdapter:
     return make_adapter("llama", "causal_lm")
 
 
-def test_job_that_seeds_meanwhile_changes_no_weights(
-    llama: ModelAdapter, monkeypatch: pytest.MonkeyPatch
+def test_frozen_weights_have_the_names_of_a_model_without_lora(
+    adapter: ModelAdapter, with_lora: MakeAdapter
 ) -> None:
-    adapter = with_lora(llama, target_modules=["q_proj", "embed_tokens"])
-    expected = initial_model(adapter, None, seed=3).state_dict()
-    add_lora = ModelAdapter.add_lora
-
-    def seed_and_add(adapter: ModelAdapter, model: Any) -> Any:
-        torch.default_generator.manual_seed(99)
-        return add_lora(adapter, model)
-
-    monkeypatch.setattr(ModelAdapter, "add_lora", seed_and_add)
-    found = initial_model(adapter, None, seed=3).state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(99).get_state())
-
-
-def test_frozen_weights_have_the_names_of_a_model_without_lora(adapter: ModelAdapter) -> None:
     changed = with_lora(adapter, target_modules="all-linear")
     plain = split_state(adapter, initial_model(adapter, None, seed=3))
     states = split_state(changed, initial_model(changed, None, seed=3))
@@ -79,26 +54,36 @@ def test_frozen_weights_have_the_names_of_a_model_without_lora(adapter: ModelAda
 
 
 @pytest.mark.parametrize(
-    ("lora", "expected"),
+    ("lora", "units", "changes"),
     [
-        ({}, [1, 2, 3]),
-        ({"target_modules": ["up_proj"]}, [1, 2, 3]),
-        ({"target_modules": r".*layers\.2\.mlp\.up_proj"}, [3]),
-        ({"target_modules": ["q_proj", "embed_tokens"]}, [0, 1, 2, 3]),
-        ({"modules_to_save": ["lm_head"]}, [1, 2, 3, 4]),
+        ({}, [1, 2, 3], False),
+        ({"target_modules": ["up_proj"]}, [1, 2, 3], False),
+        ({"target_modules": r".*layers\.2\.mlp\.up_proj"}, [3], False),
+        ({"target_modules": "all-linear"}, [1, 2, 3], False),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, [0, 1, 2, 3], True),
+        ({"target_modules": ["lm_head"]}, [4], True),
+        ({"modules_to_save": ["lm_head"]}, [1, 2, 3, 4], True),
+        ({"modules_to_save": ["norm"]}, [1, 2, 3, 4], False),
     ],
     ids=str,
 )
-def test_units_with_targets_are_trained(
-    llama: ModelAdapter, lora: dict[str, Any], expected: list[int]
+def test_units_with_targets_are_trained_and_changes_of_embeddings_are_noticed(
+    llama: ModelAdapter,
+    with_lora: MakeAdapter,
+    lora: dict[str, Any],
+    units: list[int],
+    changes: bool,
 ) -> None:
     changed = with_lora(llama, **lora)
-    assert trained_units(changed) == expected
-    assert changed.first_trained_unit == expected[0]
+    assert trained_units(changed) == units
+    assert changed.first_trained_unit == units[0]
     assert llama.first_trained_unit == 0
+    assert changes_embeddings(changed.build_on_meta()[0]) == changes
 
 
-def test_labelling_layers_are_always_trained(make_adapter: MakeAdapter) -> None:
+def test_labelling_layers_are_always_trained(
+    make_adapter: MakeAdapter, with_lora: MakeAdapter
+) -> None:
     bert = with_lora(make_adapter("bert", "classification"))
     assert trained_units(bert) == [1, 2, 3, 4]
     distilbert = with_lora(make_adapter("distilbert", "classification"), target_modules=["q_lin"])
@@ -108,8 +93,8 @@ def test_labelling_layers_are_always_trained(make_adapter: MakeAdapter) -> None:
     assert {name.partition(".modules")[0] for name in head} == {"bert.pooler", "classifier"}
 
 
-def test_only_the_zero_factor_is_trained_for_an_exact_average_of_products(
-    llama: ModelAdapter,
+def test_only_the_zero_factor_is_trained_when_products_are_averaged(
+    llama: ModelAdapter, with_lora: MakeAdapter
 ) -> None:
     targets = ["q_proj", "embed_tokens"]
     exact = with_lora(llama, averaging="product", target_modules=targets)
@@ -117,24 +102,12 @@ def test_only_the_zero_factor_is_trained_for_an_exact_average_of_products(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert trained
     assert all(not parameter.any() for parameter in trained.values())
-    both = with_lora(llama, target_modules=targets)
-    assert len(
-        [p for p in initial_model(both, None, 3).parameters() if p.requires_grad]
-    ) == 2 * len(trained)
-
-    layer = model.model.layers[0].self_attn.q_proj
-    a = layer.lora_A.default.weight.detach().double()
-    generator = torch.Generator().manual_seed(1)
-    samples = [3, 5, 9]
-    factors = [torch.randn(16, 8, generator=generator) for _ in samples]
-    averaged = federated_average(factors, samples).double() @ a
-    products = [factor.double() @ a for factor in factors]
-    expected = sum(product * n / sum(samples) for product, n in zip(products, samples, strict=True))
-    torch.testing.assert_close(averaged, expected, rtol=0, atol=1e-6)
+    both = initial_model(with_lora(llama, target_modules=targets), None, seed=3)
+    assert sum(p.requires_grad for p in both.parameters()) == 2 * len(trained)
 
 
 def test_merged_model_computes_what_the_adapter_computes(
-    adapter: ModelAdapter, make_batch: Any
+    adapter: ModelAdapter, with_lora: MakeAdapter, make_batch: Any
 ) -> None:
     changed = with_lora(adapter, target_modules="all-linear", r=2, lora_alpha=16)
     model: Any = initial_model(changed, None, seed=3)
@@ -154,59 +127,53 @@ def test_merged_model_computes_what_the_adapter_computes(
 
 
 @pytest.mark.parametrize(
-    ("lora", "message"),
+    ("family", "kind", "settings", "message"),
     [
-        ({"target_modules": ["nothing"]}, "{'nothing'} not found .*are called model, embed_tokens"),
-        ({"target_modules": "query|key"}, "not found"),
-        ({"target_modules": ["input_layernorm"]}, "LlamaRMSNorm"),
-        ({"modules_to_save": ["score"]}, "modules_to_save has 'score'.*lm_head"),
-        ({"target_modules": "*.q_proj"}, "nothing to repeat"),
+        ("llama", "causal_lm", {"target_modules": ["nothing"]}, "'nothing'.* embed_tokens"),
+        ("llama", "causal_lm", {"target_modules": "query|key"}, "llama model"),
+        ("llama", "causal_lm", {"target_modules": ["input_layernorm"]}, "LlamaRMSNorm"),
+        ("llama", "causal_lm", {"modules_to_save": ["score"]}, "modules_to_save.*'score'"),
+        ("llama", "causal_lm", {"target_modules": "*.q_proj"}, "llama model.*repeat"),
+        ("bart", "translation", {"target_modules": ["embed_tokens"]}, "embed_tokens.*bart model"),
+        ("bart", "translation", {"modules_to_save": ["lm_head"]}, "lm_head.*bart model"),
+        ("distilbert", "ner", {}, "target_modules.*q_lin"),
+        (
+            "llama",
+            "causal_lm",
+            {"dtype": "bfloat16", "modules_to_save": ["norm"]},
+            "bfloat16.* norm .*llama",
+        ),
+        ("bert", "classification", {"dtype": "bfloat16"}, "bfloat16.* classifier, pooler "),
+        (
+            "distilbert",
+            "ner",
+            {"dtype": "bfloat16", "target_modules": ["q_lin"]},
+            "bfloat16.* classifier ",
+        ),
     ],
     ids=str,
 )
-def test_settings_that_fit_no_module_are_refused(
-    llama: ModelAdapter, lora: dict[str, Any], message: str
+def test_settings_that_do_not_fit_the_model_are_refused(
+    make_adapter: MakeAdapter,
+    with_lora: MakeAdapter,
+    family: str,
+    kind: str,
+    settings: dict[str, Any],
+    message: str,
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        with_lora(llama, **lora)
+        with_lora(make_adapter(family, kind), **settings)
 
 
 @pytest.mark.parametrize(
-    "lora", [{"target_modules": ["embed_tokens"]}, {"modules_to_save": ["lm_head"]}], ids=str
+    ("dtype", "half_blocks"), [(torch.bfloat16, False), (torch.float16, True)], ids=str
 )
-def test_tied_weights_cannot_change_apart(make_adapter: MakeAdapter, lora: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError, match="another layer of the bart model has the same"):
-        with_lora(make_adapter("bart", "translation"), **lora)
-
-
-@pytest.mark.parametrize(
-    ("lora", "expected"),
-    [
-        ({}, False),
-        ({"target_modules": "all-linear"}, False),
-        ({"target_modules": ["embed_tokens"]}, True),
-        ({"target_modules": ["lm_head"]}, True),
-        ({"modules_to_save": ["lm_head"]}, True),
-        ({"modules_to_save": ["norm"]}, False),
-    ],
-    ids=str,
-)
-def test_changes_of_embeddings_are_noticed(
-    llama: ModelAdapter, lora: dict[str, Any], expected: bool
-) -> None:
-    changed = with_lora(llama, **lora)
-    assert changes_embeddings(changed.build_on_meta()[0]) == expected
-
-
-def test_family_without_known_targets_is_refused(make_adapter: MakeAdapter) -> None:
-    with pytest.raises(InvalidInputError, match="target_modules.*q_lin"):
-        with_lora(make_adapter("distilbert", "ner"))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("half_blocks", [False, True])
 def test_base_and_activations_have_the_type_and_all_else_is_fp32(
-    make_adapter: MakeAdapter, make_batch: Any, dtype: torch.dtype, half_blocks: bool
+    make_adapter: MakeAdapter,
+    with_lora: MakeAdapter,
+    make_batch: Any,
+    dtype: torch.dtype,
+    half_blocks: bool,
 ) -> None:
     plain = make_adapter("llama", "causal_lm", half_blocks=half_blocks)
     lora: dict[str, Any] = {"target_modules": "all-linear", "lora_dropout": 0.1}
@@ -236,7 +203,9 @@ def test_base_and_activations_have_the_type_and_all_else_is_fp32(
     loss.backward()
 
 
-def test_block_of_a_16_bit_base_is_profiled_with_its_activations(llama: ModelAdapter) -> None:
+def test_block_of_a_16_bit_base_is_profiled_with_its_activations(
+    llama: ModelAdapter, with_lora: MakeAdapter
+) -> None:
     half, whole = (
         profile_block(with_lora(llama, dtype=dtype, target_modules=["q_proj"]), CPU, (2,), 8)
         for dtype in ("bfloat16", "float32")
@@ -246,36 +215,23 @@ def test_block_of_a_16_bit_base_is_profiled_with_its_activations(llama: ModelAda
 
 
 @pytest.mark.parametrize(
-    ("family", "kind", "lora", "message"),
-    [
-        ("llama", "causal_lm", {"modules_to_save": ["norm"]}, "bfloat16, but norm of the llama"),
-        ("bert", "classification", {}, "bfloat16, but classifier, pooler of the bert model"),
-        ("distilbert", "ner", {"target_modules": ["q_lin"]}, "but classifier of the distilbert"),
-    ],
-    ids=str,
-)
-def test_whole_modules_cannot_be_trained_beside_a_16_bit_base(
-    make_adapter: MakeAdapter, family: str, kind: str, lora: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        with_lora(make_adapter(family, kind), dtype="bfloat16", **lora)
-
-
-@pytest.mark.parametrize(
     ("model", "schedule", "message"),
     [
-        ({}, {}, "without LoRA all weights are trained"),
-        ({"lora": {}}, {"codecs": ["int8", "fp32"]}, "lossy codecs encode fp32 only"),
+        ({"base_dtype": "float16"}, {}, "without LoRA"),
+        ({"base_dtype": "float16", "lora": {}}, {"codecs": ["int8"]}, "lossy codecs.*fp32"),
+        ({"base_quantisation": "nf4"}, {}, r"without LoRA.*model\.lora\.r"),
     ],
     ids=str,
 )
-def test_job_that_contradicts_a_16_bit_base_is_refused(
+def test_job_that_contradicts_its_base_is_refused(
     model: dict[str, Any], schedule: dict[str, Any], message: str
 ) -> None:
-    document = {
+    document: dict[str, Any] = {
         "task": {"kind": "causal_lm"},
-        "model": {"family": "llama", "base_dtype": "float16", **model},
+        "model": {"family": "llama", **model},
         "schedule": schedule,
     }
     with pytest.raises(InvalidInputError, match=message):
         JobConfig.from_dict(document, "a job")
+    document |= {"model": {**document["model"], "lora": {}}, "schedule": {}}
+    assert JobConfig.from_dict(document, "a job").model.lora is not None

@@ -1,6 +1,5 @@
 """Tests of frozen layers in 4 bits. Exactness against `transformers` and `peft` is tested in tests/integration/test_exact.py."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,10 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from collapipe.errors import CorruptDataError, InvalidInputError
-from collapipe.job import JobConfig, TrainingConfig
+from collapipe.job import TrainingConfig
 from collapipe.models import (
     ModelAdapter,
-    adapter_for,
     divide_state,
     initial_model,
     is_quantised,
@@ -33,11 +31,11 @@ FAMILIES = [("llama", "causal_lm"), ("gpt2", "causal_lm"), ("bert", "classificat
 
 
 @pytest.fixture(params=FAMILIES, ids=lambda value: value[0])
-def adapter(request: pytest.FixtureRequest, make_adapter: MakeAdapter) -> ModelAdapter:
-    plain = make_adapter(*request.param)
+def adapter(
+    request: pytest.FixtureRequest, make_adapter: MakeAdapter, with_lora: MakeAdapter
+) -> ModelAdapter:
     lora = {"target_modules": "all-linear", "r": 2, "lora_alpha": 16}
-    document = {**plain.config.to_dict(), "lora": lora, "base_quantisation": "nf4"}
-    return adapter_for(plain.family, plain.task, json.dumps(document))
+    return with_lora(make_adapter(*request.param), base_quantisation="nf4", **lora)
 
 
 @pytest.fixture
@@ -127,19 +125,18 @@ def test_damaged_file_and_missing_library_are_named(
     name = next(name for name in state if name.endswith("base_layer.weight"))
     for wrong in (state[name][:, 1:], state[name].double()):
         state[name] = wrong
-        with pytest.raises(CorruptDataError, match="unit 1 cannot load its frozen weights.*shape"):
+        with pytest.raises(CorruptDataError, match="unit 1 .*shape"):
             loaded(adapter, 1, state, tmp_path)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(InvalidInputError, match=r"pip install -e '\.\[quantisation\]'"):
+    with pytest.raises(InvalidInputError, match=r"'\.\[quantisation\]'"):
         adapter.build_unit(1)
 
 
 def test_counts_are_those_of_blocks_that_are_not_quantised(
-    adapter: ModelAdapter, states: list[dict[str, Tensor]], tmp_path: Any
+    adapter: ModelAdapter, with_lora: MakeAdapter, states: list[dict[str, Tensor]], tmp_path: Any
 ) -> None:
     assert adapter.lora is not None
-    document = {**adapter.config.to_dict(), "lora": adapter.lora.model_dump()}
-    plain = adapter_for(adapter.family, adapter.task, json.dumps(document))
+    plain = with_lora(adapter, **adapter.lora.model_dump())
     side = make_side(adapter, 2, 12)
     block: Any = loaded(adapter, 1, states[1], tmp_path).module.train()
     activation = torch.randn(2, 12, adapter.config.hidden_size, requires_grad=True)
@@ -152,12 +149,3 @@ def test_counts_are_those_of_blocks_that_are_not_quantised(
     assert work.backward(side) == expected.backward(side)
     profiles = [profile_block(each, CPU, [2], 12) for each in (adapter, plain)]
     assert profiles[0].state_bytes == profiles[1].state_bytes > 0
-
-
-def test_quantised_base_needs_lora() -> None:
-    model: dict[str, Any] = {"family": "llama", "base_quantisation": "nf4"}
-    document: dict[str, Any] = {"task": {"kind": "causal_lm"}, "model": model}
-    with pytest.raises(InvalidInputError, match=r"without LoRA all weights.*model\.lora\.r"):
-        JobConfig.from_dict(document, "a job")
-    model["lora"] = {}
-    assert JobConfig.from_dict(document, "a job").model.base_quantisation == "nf4"

@@ -1,20 +1,12 @@
 """Tests that units cost what `collapipe.stage_runtime.unit_counts` counts without their weights, for every family."""
 
-import json
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from collapipe.job import TaskConfig
-from collapipe.models import (
-    Head,
-    ModelAdapter,
-    adapter_for,
-    divide_state,
-    initial_model,
-    split_state,
-)
+from collapipe.models import Head, ModelAdapter, divide_state, initial_model, split_state
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side
 from collapipe.stage_runtime.unit_counts import count_units
@@ -31,14 +23,12 @@ LENGTH = 12
     ids=["full", "lora", "half-lora"],
 )
 def test_counted_bytes_are_those_of_the_units_that_a_job_begins_with(
-    adapter: ModelAdapter, lora: dict[str, object] | None
+    adapter: ModelAdapter, with_lora: MakeAdapter, lora: dict[str, object] | None
 ) -> None:
     if lora is not None:
         if "target_modules" not in lora and adapter.family in ("distilbert", "marian"):
             lora = {**lora, "target_modules": ["q_lin", "v_proj"]}
-        document = {**adapter.config.to_dict(), "max_new_tokens": 4, "lora": lora}
-        document["half_blocks"] = adapter.period == 2
-        adapter = adapter_for(adapter.family, adapter.task, json.dumps(document))
+        adapter = with_lora(adapter, **lora)
     task = TaskConfig.model_validate({"kind": adapter.task, "max_length": LENGTH})
     counted = count_units(adapter, task)
     states = split_state(adapter, initial_model(adapter, None, seed=3))
@@ -82,6 +72,5 @@ def test_stash_of_attention_is_linear_in_the_length_unless_it_has_dropout(
 
 
 def test_attention_counts_heads_times_head_size(make_adapter: MakeAdapter) -> None:
-    assert make_adapter("qwen3", "causal_lm").attention_size == 4 * 8
-    assert make_adapter("llama", "causal_lm").attention_size == 16
-    assert make_adapter("gpt2", "causal_lm").attention_size == 16
+    for family, size in (("qwen3", 4 * 8), ("llama", 16), ("gpt2", 16)):
+        assert make_adapter(family, "causal_lm").attention_size == size

@@ -1,7 +1,9 @@
 """Reassembling, measuring and delaying the frames that arrive."""
 
 import queue
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,28 +26,28 @@ def frame(number: int = 0, num_values: int = 2048) -> Frame:
 
 
 class Arrivals:
-    """A link, and the frames that it delivered, each with its time."""
+    """A link, and the frames that it delivered."""
 
     def __init__(self, emulation: ChangingEmulation, here: str = "b") -> None:
-        self.frames: queue.SimpleQueue[tuple[float, Frame]] = queue.SimpleQueue()
+        self.frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self.link = IncomingLink(
-            "a",
-            here,
-            MAX_BYTES_OF_KINDS,
-            ("71", "1"),
-            4,
-            emulation.file,
-            lambda frame: self.frames.put((time.monotonic(), frame)),
+            "a", here, MAX_BYTES_OF_KINDS, ("71", "1"), 4, emulation.file, self.frames.put
         )
 
-    def take(self, sent: Frame, codec: Codec = CODEC_FP32) -> None:
-        header, chunks = encode_frame(sent, codec, 1000)
+    def take(self, sent: Frame, codec: Codec = CODEC_FP32, chunk_bytes: int = 1000) -> None:
+        header, chunks = encode_frame(sent, codec, chunk_bytes)
         self.link.begin_frame(header)
         for chunk in chunks:
             self.link.add_chunk(chunk)
 
-    def next(self) -> tuple[float, Frame]:
-        return self.frames.get(timeout=30)
+    def next(self, count: int) -> list[Frame]:
+        return [self.frames.get(timeout=60) for _ in range(count)]
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, *readings: float) -> None:
+    now = iter(readings)
+    clock = SimpleNamespace(perf_counter=lambda: next(now))
+    monkeypatch.setattr(incoming_link, "time", clock)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +61,7 @@ def test_receiver_counts_wire_bytes_and_the_time_from_header_to_last_byte(
     name: str,
     num_bytes: int,
 ) -> None:
-    now = iter([9.0, 10.0, *[11.0] * 3, *[13.0] * 99])
-    monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
+    set_clock(monkeypatch, 9.0, 10.0, *[11.0] * 3, *[13.0] * 99)
     arrivals = Arrivals(emulation, f"metered-{name}")
     header, chunks = encode_frame(frame(num_values=4096 if name == "int8" else 2048), codec, 2000)
     arrivals.link.begin_frame(header)
@@ -94,8 +95,7 @@ def test_time_begins_when_the_header_could_arrive_not_when_a_busy_host_read_it(
     seconds: float,
 ) -> None:
     """The sender's clock is 90 s ahead. A first frame is read in time: it is sent at 10 s and ends at 11 s."""
-    now = iter([9.0, 10.0, 11.0, 11.0, 11.0, read_at, *[ended_at] * 3])
-    monkeypatch.setattr(incoming_link.time, "perf_counter", lambda: next(now))
+    set_clock(monkeypatch, 9.0, 10.0, 11.0, 11.0, read_at, *[ended_at] * 2)
     arrivals = Arrivals(emulation, case)
     for sent in (100.0, sent_at):
         header, chunks = encode_frame(frame(), CODEC_FP32, 4096)
@@ -107,51 +107,39 @@ def test_time_begins_when_the_header_could_arrive_not_when_a_busy_host_read_it(
     assert measured == pytest.approx(1.0 + seconds)
 
 
-def test_small_frame_is_not_measured(emulation: ChangingEmulation) -> None:
+def test_frames_without_a_delay_are_delivered_at_once_and_small_ones_not_measured(
+    emulation: ChangingEmulation,
+) -> None:
     arrivals = Arrivals(emulation, "small")
-    arrivals.take(frame(num_values=100))
-    arrivals.take(Frame(FrameKind.BACKWARD, 0, 0))
-    assert [arrivals.next()[1].kind for _ in range(2)] == [FrameKind.FORWARD, FrameKind.BACKWARD]
+    for number, sent in enumerate((frame(num_values=100), Frame(FrameKind.BACKWARD, 0, 0))):
+        arrivals.take(sent)
+        assert arrivals.frames.get_nowait().kind is sent.kind, number
     assert value("collapipe_link_transfer_seconds_total", link="a>small") is None
 
 
-def test_frame_without_a_delay_is_delivered_before_the_next_part_is_read(
-    emulation: ChangingEmulation,
-) -> None:
-    arrivals = Arrivals(emulation)
-    arrivals.take(frame(3))
-    assert arrivals.frames.get_nowait()[1].micro_batch == 3
-
-
 def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(
-    emulation: ChangingEmulation,
+    emulation: ChangingEmulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock, goes_on, naps = SimpleNamespace(now=100.0), threading.Event(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        assert goes_on.wait(60)
+        naps.append(seconds)
+        clock.now += seconds
+
+    fake = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=time.perf_counter, sleep=sleep)
+    monkeypatch.setattr(incoming_link, "time", fake)
     emulation.set(links={"a>b": {"delay_seconds": 0.5}})
     arrivals = Arrivals(emulation)
-    started = time.monotonic()
-    for number in range(4):
-        arrivals.take(frame(number))
-    assert time.monotonic() - started < 0.5  # The receiver does not wait.
-    came = [arrivals.next() for _ in range(4)]
-    arrivals.link.close()
-    assert [f.micro_batch for _, f in came] == [0, 1, 2, 3]
-    assert came[0][0] - started >= 0.5
-    assert came[-1][0] - started < 4 * 0.5
-
-
-def test_frame_does_not_overtake_delayed_frames(emulation: ChangingEmulation) -> None:
-    emulation.set(links={"a>b": {"delay_seconds": 0.3}})
-    arrivals = Arrivals(emulation)
-    arrivals.take(frame(0))
+    for number in range(3):
+        arrivals.take(frame(number))  # The receiver does not wait.
     emulation.set()
-    arrivals.take(frame(1))
+    arrivals.take(frame(3))  # It does not overtake the others.
+    assert arrivals.frames.empty()
+    goes_on.set()
+    assert [one.micro_batch for one in arrivals.next(4)] == [0, 1, 2, 3]
+    assert naps == [0.5, 0.0, 0.0, 0.0]
     arrivals.link.close()
-    assert [arrivals.next()[1].micro_batch for _ in range(2)] == [0, 1]
-
-
-def test_chunk_without_a_frame_is_refused(emulation: ChangingEmulation) -> None:
-    with pytest.raises(CorruptDataError, match="outside any frame"):
-        Arrivals(emulation).link.add_chunk(b"abc")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -161,13 +149,18 @@ def test_values_that_are_not_finite_blame_the_sender(
     arrivals = Arrivals(emulation)
     sent = frame(number=3)
     sent.tensors[ACTIVATION][1, 7] = value
-    with pytest.raises(DivergedError, match="a sent values that are not finite") as raised:
+    with pytest.raises(DivergedError, match="a .*micro-batch 3") as raised:
         arrivals.take(sent)
     assert raised.value.host_id == "a" and arrivals.frames.empty()
+
+
+def test_chunk_without_a_frame_is_refused(emulation: ChangingEmulation) -> None:
+    with pytest.raises(CorruptDataError, match="chunk of 3 bytes"):
+        Arrivals(emulation).link.add_chunk(b"abc")
 
 
 def test_finite_values_arrive_although_their_sum_overflows(emulation: ChangingEmulation) -> None:
     arrivals = Arrivals(emulation)
     sent = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.full((2, 8), 3e38)})
     arrivals.take(sent)
-    assert torch.equal(arrivals.next()[1].tensors[ACTIVATION], sent.tensors[ACTIVATION])
+    assert torch.equal(arrivals.next(1)[0].tensors[ACTIVATION], sent.tensors[ACTIVATION])

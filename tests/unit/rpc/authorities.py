@@ -91,13 +91,11 @@ class Authority:
 
     def expired(self, holder: str) -> Security:
         """Returns the security of a process whose certificate expired an hour ago."""
-        now = pki.utc_now()
-        return self._dated(holder, now - DAY, now - DAY / 24)
+        return self._made(holder, *self.stolen(), ages=(DAY, DAY / 24))
 
     def future(self, holder: str) -> Security:
         """Returns the security of a process whose certificate is not valid yet."""
-        now = pki.utc_now()
-        return self._dated(holder, now + 2 * DAY, now + 3 * DAY)
+        return self._made(holder, *self.stolen(), ages=(-2 * DAY, -3 * DAY))
 
     def without_role(self, common_name: str, *names: x509.GeneralName) -> Security:
         """Returns the security of a process whose certificate has no role, as one made by hand."""
@@ -128,25 +126,20 @@ class Authority:
         signing_key: pki.ec.EllipticCurvePrivateKey,
         issuer: x509.Certificate,
         shown: x509.Certificate | None = None,
+        ages: tuple[datetime.timedelta, datetime.timedelta] = (0 * DAY, -DAY),
     ) -> Security:
-        """Returns a security with a certificate of any issuer, of which it may show another certificate."""
+        """Returns a security with a certificate of any issuer, of which it may show another certificate.
+
+        Args:
+            ages: How long ago the certificate began and ended to be valid.
+        """
         identity, key, now = Identity.parse(holder), pki.new_key(), pki.utc_now()
+        valid = [now - age for age in ages]
         certificate = pki.build_certificate(
-            identity, [], key.public_key(), (signing_key, issuer), now, now + DAY
+            identity, [], key.public_key(), (signing_key, issuer), *valid
         )
         chain = pki.Chain(certificate, shown or issuer)
         return self._written(f"{identity.name}-made", pki.key_pem(key), chain)
-
-    def _dated(
-        self, holder: str, not_before: datetime.datetime, not_after: datetime.datetime
-    ) -> Security:
-        identity, key = Identity.parse(holder), pki.new_key()
-        authority = (self._signing_key, self._authority.issuer)
-        certificate = pki.build_certificate(
-            identity, [], key.public_key(), authority, not_before, not_after
-        )
-        chain = pki.Chain(certificate, self._authority.issuer)
-        return self._written(f"{identity.name}-dated", pki.key_pem(key), chain)
 
     def _written(self, name: str, key: bytes, chain: pki.Chain) -> Security:
         folder = self._folder / name

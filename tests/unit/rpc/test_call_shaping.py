@@ -1,23 +1,33 @@
 """Calls between two hosts whose link is emulated."""
 
+import itertools
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from emulated_links import ChangingEmulation, NotingShaper
 
-from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.rpc import ChannelPool, call_shaping, serve
 from collapipe.rpc.call_shaping import HOST_KEY, delayed
-from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
+from collapipe.traffic_shaping.outgoing_links import OutgoingLinks, SharedLink
 from collapipe.traffic_shaping.pacing import Traffic
 
-from .serving import ARITIES, ECHO, SERVICE, Methods, Served, raising
+from .serving import ARITIES, ECHO, PLAIN, SECONDS, Methods, Served, raising
 
-PLAIN = Security.insecure()
+
+class NotingLinks(OutgoingLinks):
+    """Links of a host that note when the host learns an address."""
+
+    learnt: threading.Event
+
+    def link_to(self, receiver: str, address: str = "") -> SharedLink:
+        link = super().link_to(receiver, address)
+        self.learnt.set()
+        return link
 
 
 class Hosts:
@@ -54,20 +64,41 @@ def hosts(emulation: ChangingEmulation) -> Iterator[Hosts]:
         yield hosts
 
 
+class FakeTime:
+    """A clock whose time passes only in `sleep`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.before_sleep: Callable[[], object] = bool
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.before_sleep()
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    time = FakeTime()
+    monkeypatch.setattr(call_shaping, "time", time)
+    return time
+
+
 @pytest.mark.parametrize("arity", ARITIES)
-def test_call_takes_the_delay_of_both_directions(hosts: Hosts, arity: str) -> None:
-    hosts.emulation.set(
-        links={
-            "caller>answering": {"delay_seconds": 0.2},
-            "answering>caller": {"delay_seconds": 0.4},
-        }
-    )
-    served = hosts.serve(ECHO)
-    started = time.monotonic()
-    answers = served.call(arity)
-    assert time.monotonic() - started >= 0.6
-    expected = {"stream_unary": [b"ask+ask"], "stream_stream": [b"ask", b"ask"]}
-    assert answers == expected.get(arity, [b"ask"])
+def test_call_takes_the_delay_of_both_directions(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, arity: str
+) -> None:
+    slept: list[float] = []
+    stopped = SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append)
+    monkeypatch.setattr(call_shaping, "time", stopped)
+    there, back = {"delay_seconds": 0.2}, {"delay_seconds": 0.4}
+    hosts.emulation.set(links={"caller>answering": there, "answering>caller": back})
+    assert hosts.serve(ECHO).call(arity)
+    assert set(slept) == {0.2, 0.4}
 
 
 @pytest.mark.parametrize("arity", ARITIES)
@@ -76,57 +107,43 @@ def test_messages_wait_for_their_link_as_control_traffic(hosts: Hosts, arity: st
         links={"caller>*": {"rate_bps": 1000}, "answering>caller": {"rate_bps": 2000}}
     )
     answers = hosts.serve(ECHO).call(arity)
+    expected = {"stream_unary": [b"ask+ask"], "stream_stream": [b"ask", b"ask"]}
+    assert answers == expected.get(arity, [b"ask"])
     asked, answered = hosts.shapers["caller"], hosts.shapers["answering"]
     assert asked.waits == [(3, 1000.0)] * (2 if arity.startswith("stream") else 1)
     assert answered.waits == [(len(answer), 2000.0) for answer in answers]
     assert {*asked.kinds, *answered.kinds} == {Traffic.CONTROL}
 
 
-def test_caller_that_is_no_host_is_not_delayed(hosts: Hosts) -> None:
+def test_caller_that_is_no_host_is_not_delayed(hosts: Hosts, time: FakeTime) -> None:
     hosts.emulation.set(links={"*": {"delay_seconds": 30.0}})
     served = hosts.serve(ECHO)
     with grpc.insecure_channel(served.server.address) as channel:
         assert Served(served.server, channel).call("unary_unary") == [b"ask"]
+    assert time.slept == []
 
 
-def test_delays_of_the_messages_of_a_stream_overlap(hosts: Hosts) -> None:
-    hosts.emulation.set(links={"answering>caller": {"delay_seconds": 0.5}})
-
-    def count(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield from (bytes([number]) for number in range(6))
-
-    started = time.monotonic()
-    answers = hosts.serve({"unary_stream": count}).call("unary_stream")
-    assert answers == [bytes([number]) for number in range(6)]
-    assert 0.5 <= time.monotonic() - started < 6 * 0.5
+def test_error_of_a_delayed_stream_reaches_the_caller(hosts: Hosts, time: FakeTime) -> None:
+    hosts.emulation.set(links={"*": {"delay_seconds": 30.0}})
+    failure = hosts.serve(raising(ValueError("no such step"), after=1)).failure("unary_stream")
+    assert failure.code() is grpc.StatusCode.INTERNAL
+    assert "no such step" in str(failure.details())
 
 
-def test_error_of_a_delayed_stream_reaches_the_caller(hosts: Hosts) -> None:
-    hosts.emulation.set(links={"*": {"delay_seconds": 0.01}})
-    served = hosts.serve(raising(ValueError("no such step"), after=1))
-    with pytest.raises(grpc.RpcError) as raised:
-        served.call("unary_stream")
-    assert raised.value.code() is grpc.StatusCode.INTERNAL
-    assert "no such step" in str(raised.value.details())
-
-
-def test_delayed_handler_ends_when_its_caller_goes_away(hosts: Hosts) -> None:
-    hosts.emulation.set(links={"*": {"delay_seconds": 0.01}})
+def test_delayed_handler_ends_when_its_caller_goes_away(hosts: Hosts, time: FakeTime) -> None:
+    hosts.emulation.set(links={"*": {"delay_seconds": 30.0}})
     ended = threading.Event()
 
     def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         try:
-            while True:
-                time.sleep(0.01)
-                yield b"sign of life"
+            yield from itertools.repeat(b"sign of life")
         finally:
             ended.set()
 
-    served = hosts.serve({"unary_stream": endless})
-    call = served.channel.unary_stream(f"/{SERVICE}/unary_stream")(b"ask", timeout=20)
+    call = hosts.serve({"unary_stream": endless}).method("unary_stream")(b"ask", timeout=SECONDS)
     next(call)
     call.cancel()
-    assert ended.wait(20)
+    assert ended.wait(SECONDS)
 
 
 def test_call_keeps_its_metadata_and_names_its_caller(hosts: Hosts) -> None:
@@ -141,38 +158,36 @@ def test_call_keeps_its_metadata_and_names_its_caller(hosts: Hosts) -> None:
 @pytest.mark.parametrize("arity", ARITIES)
 def test_caller_learns_which_host_serves_at_an_address(hosts: Hosts, arity: str) -> None:
     served = hosts.serve(ECHO)
-    links = OutgoingLinks("caller", hosts.emulation.file, NotingShaper())
+    links = NotingLinks("caller", hosts.emulation.file, NotingShaper())
+    links.learnt = threading.Event()
     channels = ChannelPool(PLAIN, links)
     hosts.owned.callback(channels.close)
     address = served.server.address
     assert channels.link(address).receiver == ""
     Served(served.server, channels.channel(address)).call(arity)
-    deadline = time.monotonic() + 20
-    while not channels.link(address).receiver and time.monotonic() < deadline:
-        time.sleep(0.01)  # Another thread learns it at the end of a stream.
+    assert links.learnt.wait(SECONDS)  # Another thread learns it at the end of a stream.
     assert channels.link(address).receiver == "answering"
 
 
 # --- the line of delayed messages
 
 
-def test_delayed_messages_keep_their_order_when_the_delay_falls() -> None:
-    delays = iter([0.3, 0.0, 0.0])
-    started = time.monotonic()
-    assert list(delayed([1, 2], lambda: next(delays))) == [1, 2]
-    assert time.monotonic() - started >= 0.3
+def test_delays_of_messages_overlap_and_keep_their_order(time: FakeTime) -> None:
+    taken = threading.Event()
+
+    def messages() -> Iterator[int]:
+        yield from range(6)
+        taken.set()
+
+    delays = iter([0.3, 0.2, 0.5, 0.0, 0.4, 0.1, 0.0])
+    time.before_sleep = lambda: taken.wait(SECONDS)
+    assert list(delayed(messages(), lambda: next(delays))) == [0, 1, 2, 3, 4, 5]
+    assert time.slept == [0.3, 0.2]
 
 
-def test_number_of_delayed_messages_is_bounded() -> None:
-    taken = 0
-
-    def endless() -> Iterator[int]:
-        nonlocal taken
-        while True:
-            yield taken
-            taken += 1
-
-    line = delayed(endless(), lambda: 0.5)
-    assert next(line) == 0
-    assert taken <= 100
+def test_number_of_delayed_messages_is_bounded(time: FakeTime) -> None:
+    taken = itertools.count()
+    line = delayed(taken, lambda: 0.5)
+    assert [next(line) for _ in range(20)] == list(range(20))
+    assert next(taken) <= 100
     line.close()  # type: ignore[attr-defined]

@@ -3,77 +3,64 @@
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import grpc
 import pytest
 
 from collapipe.errors import PeerLostError
-from collapipe.rpc import ChannelPool, Security, open_channel, serve
+from collapipe.rpc import ChannelPool, open_channel, serve
 from collapipe.rpc import channel as channel_module
 from collapipe.rpc.channel import _IDEMPOTENT
 from collapipe.v1 import profile_pb2, scheduler_pb2
 
-from .serving import ECHO, SERVICE, serving
+from .serving import ECHO, PLAIN, SECONDS, SERVICE, serving
 
-SECONDS = 20.0
 SCHEDULER = "collapipe.v1.SchedulerService"
 
 
-class Flaky:
-    """Fails twice before it answers."""
+@pytest.mark.parametrize(
+    ("method", "arity", "num_calls"),
+    [
+        ("Heartbeat", "unary_unary", 3),  # It is idempotent.
+        ("SubmitJob", "unary_unary", 1),
+        ("WatchJob", "unary_stream", 1),
+    ],
+)
+def test_only_idempotent_unary_methods_are_repeated_if_unavailable(
+    method: str, arity: str, num_calls: int
+) -> None:
+    answers = iter([PeerLostError("disk", "not yet"), PeerLostError("disk", "not yet"), b"done"])
+    called = 0
 
-    def __init__(self) -> None:
-        self.num_calls = 0
+    def flaky(request: bytes, context: grpc.ServicerContext) -> bytes:
+        nonlocal called
+        called += 1
+        answer = next(answers)
+        if isinstance(answer, PeerLostError):
+            raise answer
+        return answer
 
-    def unary(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        self.num_calls += 1
-        if self.num_calls < 3:
-            raise PeerLostError("disk", "not yet")
-        return b"done"
+    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield flaky(request, context)
 
-    def stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield self.unary(request, context)
-
-
-@contextmanager
-def scheduler(method: str, handler: Any) -> Iterator[grpc.Channel]:
-    handlers = grpc.method_handlers_generic_handler(SCHEDULER, {method: handler})
-    plain = Security.insecure()
-    server = serve(
-        "127.0.0.1:0", plain, lambda server, address: server.add_generic_rpc_handlers((handlers,))
+    handler = (
+        grpc.unary_unary_rpc_method_handler(flaky)
+        if arity == "unary_unary"
+        else grpc.unary_stream_rpc_method_handler(stream)
     )
-    with open_channel(server.address, plain) as channel:
-        yield channel
+    handlers = grpc.method_handlers_generic_handler(SCHEDULER, {method: handler})
+    server = serve(
+        "127.0.0.1:0", PLAIN, lambda server, address: server.add_generic_rpc_handlers((handlers,))
+    )
+    with open_channel(server.address, PLAIN) as channel:
+        call = getattr(channel, arity)(f"/{SCHEDULER}/{method}")
+        if num_calls == 3:
+            assert call(b"", timeout=SECONDS) == b"done"
+        else:
+            with pytest.raises(grpc.RpcError):
+                list(call(b"", timeout=SECONDS))
     server.drain(0)
-
-
-def test_idempotent_method_is_repeated_if_unavailable() -> None:
-    flaky = Flaky()
-    with scheduler("Heartbeat", grpc.unary_unary_rpc_method_handler(flaky.unary)) as channel:
-        assert channel.unary_unary(f"/{SCHEDULER}/Heartbeat")(b"", timeout=SECONDS) == b"done"
-    assert flaky.num_calls == 3
-
-
-def test_other_method_is_called_once() -> None:
-    flaky = Flaky()
-    with (
-        scheduler("SubmitJob", grpc.unary_unary_rpc_method_handler(flaky.unary)) as channel,
-        pytest.raises(grpc.RpcError),
-    ):
-        channel.unary_unary(f"/{SCHEDULER}/SubmitJob")(b"", timeout=SECONDS)
-    assert flaky.num_calls == 1
-
-
-def test_stream_is_called_once() -> None:
-    flaky = Flaky()
-    with (
-        scheduler("WatchJob", grpc.unary_stream_rpc_method_handler(flaky.stream)) as channel,
-        pytest.raises(grpc.RpcError),
-    ):
-        list(channel.unary_stream(f"/{SCHEDULER}/WatchJob")(b"", timeout=SECONDS))
-    assert flaky.num_calls == 1
+    assert called == num_calls
 
 
 def test_repeated_methods_exist_and_are_unary() -> None:
@@ -101,7 +88,7 @@ def test_channel_ignores_the_proxy_of_the_machine(
 def test_weights_have_a_connection_of_their_own() -> None:
     method = f"/{SERVICE}/unary_unary"
     with serving({"unary_unary": lambda request, context: context.peer().encode()}) as served:
-        pools = ChannelPool(Security.insecure()), ChannelPool(Security.insecure())
+        pools = ChannelPool(PLAIN), ChannelPool(PLAIN)
         usual, weights = (
             {
                 pool.channel(served.server.address, for_weights=own).unary_unary(method)(b"")
@@ -115,11 +102,23 @@ def test_weights_have_a_connection_of_their_own() -> None:
     assert len(weights) == 2 and not usual & weights
 
 
+def test_pool_has_one_channel_for_each_peer_until_it_is_closed() -> None:
+    pool = ChannelPool(PLAIN)
+    with serving(ECHO) as served:
+        channel = pool.channel(served.server.address)
+        assert pool.channel(served.server.address) is channel
+        assert pool.channel("127.0.0.1:1") is not channel
+        assert channel.unary_unary(f"/{SERVICE}/unary_unary")(b"x", timeout=SECONDS) == b"x"
+        pool.close()
+        with pytest.raises(ValueError, match="closed"):
+            channel.unary_unary(f"/{SERVICE}/unary_unary")(b"x", timeout=SECONDS)
+
+
 def test_a_pool_forgets_the_channel_that_was_used_least_recently(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(channel_module, "_MOST_CHANNELS", 3)
-    pool = ChannelPool(Security.insecure())
+    pool = ChannelPool(PLAIN)
     first, second = pool.channel("127.0.0.1:1"), pool.channel("127.0.0.1:2")
     assert pool.channel("127.0.0.1:1") is first
     forgotten = weakref.ref(second)

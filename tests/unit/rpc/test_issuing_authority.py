@@ -1,7 +1,5 @@
 """Two levels: the root, which every process trusts, and the issuing authority, which signs certificates."""
 
-from pathlib import Path
-
 import grpc
 import pytest
 from cryptography import x509
@@ -19,12 +17,9 @@ from .authorities import Authority, Unchecked
 from .serving import ECHO, serving
 
 SERVER, DEVICE = "scheduler:server", "device-agent:d"
-REVOKED = "issuing authority of this certificate was revoked"
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
+DAY = pki.datetime.timedelta(days=1)
+OTHER_ROOT = "issuing authority is of another root"
+REVOKED = "issuing authority .* was revoked"
 
 
 def call(server: Security, caller: Security) -> None:
@@ -45,35 +40,21 @@ def signed_by(signer: Security) -> tuple[bytes, bytes, bytes]:
 
 def refusal(authority: Authority, signer: Security) -> str:
     """Returns why neither a call nor a signature of a process counts. `Security.of` refuses its files, too."""
-    server = authority.security(SERVER)
     with pytest.raises(CollapipeError):
-        call(server, signer)
-    with pytest.raises((InvalidInputError, WrongStateError), match="no peer would accept it"):
+        call(authority.security(SERVER), signer)
+    with pytest.raises((InvalidInputError, WrongStateError), match="--tls-cert"):
         Security.of(False, signer.ca, signer.certificate, signer.key)
     with pytest.raises(NotPermittedError) as raised:
         check_signature(*signed_by(signer), authority.path.read_bytes(), Role.DEVICE_AGENT)
     return str(raised.value)
 
 
-def test_certificate_file_has_the_chain_to_the_root(authority: Authority) -> None:
-    device = authority.security(DEVICE)
-    call(authority.security(SERVER), device)
-    signer = check_signature(*signed_by(device), authority.path.read_bytes(), Role.DEVICE_AGENT)
-    assert str(signer.identity) == DEVICE
-    assert signer.chain.issuer == authority.stolen()[1]
-
-
-def test_holder_cannot_sign_certificates(authority: Authority) -> None:
-    posing = authority.issued_by(authority.security("device-agent:other"), DEVICE)
-    assert "its issuing authority is of another root" in refusal(authority, posing)
-
-
 def test_holder_cannot_sign_certificates_even_with_its_issuing_authority_in_the_chain(
     authority: Authority,
 ) -> None:
-    other = authority.security("device-agent:other")
-    posing = authority.issued_by(other, DEVICE)
-    assert posing.certificate is not None and other.certificate is not None
+    posing = authority.issued_by(authority.security("device-agent:other"), DEVICE)
+    assert OTHER_ROOT in refusal(authority, posing)
+    assert posing.certificate is not None
     longer = posing.certificate.read_bytes() + pki.pem(authority.stolen()[1])
     posing.certificate.write_bytes(longer)
     with pytest.raises(CollapipeError):
@@ -83,11 +64,9 @@ def test_holder_cannot_sign_certificates_even_with_its_issuing_authority_in_the_
 def test_issuing_authority_cannot_make_another_one(authority: Authority) -> None:
     key, issuer = authority.stolen()
     own = pki.new_key()
-    second = pki.build_issuer(
-        own.public_key(), (key, issuer), pki.utc_now(), pki.datetime.timedelta(days=9)
-    )
+    second = pki.build_issuer(own.public_key(), (key, issuer), pki.utc_now(), 9 * DAY)
     posing = authority.forged((own, second), DEVICE)
-    assert "its issuing authority is of another root" in refusal(authority, posing)
+    assert OTHER_ROOT in refusal(authority, posing)
     assert posing.certificate is not None
     posing.certificate.write_bytes(posing.certificate.read_bytes() + pki.pem(issuer))
     # A path length of 0 does not count authorities with the name of their issuer (RFC 5280, section 4.2.1.9), so TLS takes it.
@@ -95,83 +74,68 @@ def test_issuing_authority_cannot_make_another_one(authority: Authority) -> None
         call(authority.security(SERVER), posing)
 
 
-def test_issuing_authority_of_another_root_is_refused(
-    authority: Authority, tmp_path_factory: pytest.TempPathFactory
+def test_expired_issuing_authority_or_one_of_another_root_is_refused(
+    authority: Authority, others: Authority
 ) -> None:
-    other = Authority(tmp_path_factory.mktemp("other"))
-    made = authority.forged(other.stolen(), DEVICE)
-    assert "its issuing authority is of another root" in refusal(authority, made)
-
-
-def test_expired_issuing_authority_is_refused(authority: Authority) -> None:
+    assert OTHER_ROOT in refusal(authority, authority.forged(others.stolen(), DEVICE))
     late = authority.with_expired_issuer(DEVICE)
-    assert "the issuing authority is not valid now" in refusal(authority, late)
+    assert "issuing authority is not valid now" in refusal(authority, late)
 
 
-def test_certificate_file_of_an_older_version_is_refused_with_the_reason(
-    authority: Authority,
-) -> None:
-    device = authority.security(DEVICE)
+def test_certificate_file_of_an_older_version_is_refused_with_the_reason(fresh: Authority) -> None:
+    device = fresh.security(DEVICE)
     assert device.certificate is not None and device.key is not None
-    root = authority.path.parent / "root"
-    signed_by_root = (
-        pki.read_key((root / "ca-key.pem").read_bytes()),
-        pki.read_certificate(authority.path.read_bytes()),
-    )
-    old = pki.build_certificate(
-        pki.Identity.parse(DEVICE),
-        [],
-        pki.read_key(device.key.read_bytes()).public_key(),
-        signed_by_root,
-        pki.utc_now(),
-        pki.utc_now() + pki.datetime.timedelta(days=1),
-    )
+    key = pki.read_key(device.key.read_bytes()).public_key()
+    root = pki.read_key((fresh.path.parent / "root" / "ca-key.pem").read_bytes())
+    by_root = (root, pki.read_certificate(fresh.path.read_bytes()))
+    now = pki.utc_now()
+    old = pki.build_certificate(pki.Identity.parse(DEVICE), [], key, by_root, now, now + DAY)
     device.certificate.write_bytes(pki.pem(old))
-    with pytest.raises(InvalidInputError, match="1 certificates instead of 2.*older versions"):
+    with pytest.raises(InvalidInputError, match="1 certificates instead of 2"):
         Security.of(False, device.ca, device.certificate, device.key)
 
 
 def test_old_and_new_holders_talk_after_a_renewal_of_the_issuing_authority(
-    authority: Authority,
+    fresh: Authority,
 ) -> None:
-    server, old = authority.security(SERVER), authority.security(DEVICE)
+    server, old = fresh.security(SERVER), fresh.security(DEVICE)
     with serving(ECHO, server, old) as of_old:
         assert of_old.call("unary_unary")
-        server.learn_revoked(authority.renew_issuer())
-        new = authority.security("device-agent:new")
+        server.learn_revoked(fresh.renew_issuer())
+        new = fresh.security("device-agent:new")
         assert of_old.call("unary_unary")
         call(server, new)
-        call(authority.security("scheduler:another"), old)
+        call(fresh.security("scheduler:another"), old)
         new.check_signature(*signed_by(old), Role.DEVICE_AGENT)
         old.check_signature(*signed_by(new), Role.DEVICE_AGENT)
         # The server itself gets a certificate of the new one, for another address.
-        authority.security(SERVER, "10.0.0.1")
+        fresh.security(SERVER, "10.0.0.1")
         assert of_old.call("unary_unary")
         call(server, new)
 
 
-def test_nothing_of_a_revoked_issuing_authority_counts(authority: Authority) -> None:
-    server, stolen = authority.security(SERVER), authority.stolen()
-    honest, forged = authority.security(DEVICE), authority.forged(stolen, "device-agent:forged")
+def test_nothing_of_a_revoked_issuing_authority_counts(fresh: Authority) -> None:
+    server, stolen = fresh.security(SERVER), fresh.stolen()
+    honest, forged = fresh.security(DEVICE), fresh.forged(stolen, "device-agent:forged")
     with serving(ECHO, server, forged) as served:
         assert served.call("unary_unary")
-        server.learn_revoked(authority.renew_issuer(revoke=True))
+        server.learn_revoked(fresh.renew_issuer(revoke=True))
         with pytest.raises(grpc.RpcError, match=REVOKED):
             served.call("unary_unary")
-    for refused in (honest, forged, authority.forged(stolen, "device-agent:later")):
+    for refused in (honest, forged, fresh.forged(stolen, "device-agent:later")):
         with pytest.raises(NotPermittedError, match=REVOKED):
             call(server, refused)
         with pytest.raises(NotPermittedError, match=REVOKED):
             server.check_signature(*signed_by(refused), Role.DEVICE_AGENT)
-    new = authority.security("device-agent:new")
+    new = fresh.security("device-agent:new")
     call(server, new)
     server.check_signature(*signed_by(new), Role.DEVICE_AGENT)
 
 
-def test_names_chosen_by_a_thief_do_not_hide_the_issuing_authority(authority: Authority) -> None:
+def test_names_chosen_by_a_thief_do_not_hide_the_issuing_authority(fresh: Authority) -> None:
     """OpenSSL compares names without case. So the name of the issuer may differ from that in the list."""
-    server, (key, issuer) = authority.security(SERVER), authority.stolen()
-    template = authority.forged((key, issuer), DEVICE)
+    server, (key, issuer) = fresh.security(SERVER), fresh.stolen()
+    template = fresh.forged((key, issuer), DEVICE)
     assert template.certificate is not None and template.key is not None
     made = pki.read_chain(template.certificate.read_bytes()).certificate
     builder = (
@@ -191,20 +155,20 @@ def test_names_chosen_by_a_thief_do_not_hide_the_issuing_authority(authority: Au
         posing = Unchecked(template.ca, template.certificate, template.key)
         list_before = Security(server.ca, server.certificate, server.key)
         call(list_before, posing)  # TLS alone takes it.
-        list_before.learn_revoked(authority.renew_issuer(revoke=True))
+        list_before.learn_revoked(fresh.renew_issuer(revoke=True))
         with pytest.raises(NotPermittedError, match=REVOKED):
             call(list_before, posing)
 
 
-def test_thief_of_the_issuing_key_cannot_bring_back_an_older_list(authority: Authority) -> None:
-    device, (key, issuer) = authority.security(DEVICE), authority.stolen()
-    authority.security("device-agent:box")
-    older = authority.revoke("device-agent:box")
+def test_thief_of_the_issuing_key_cannot_bring_back_an_older_list(fresh: Authority) -> None:
+    device, (key, issuer) = fresh.security(DEVICE), fresh.stolen()
+    fresh.security("device-agent:box")
+    older = fresh.revoke("device-agent:box")
     forged = sign_list(RevokedKeys(number=2**63), key, issuer)
     device.learn_revoked(older)
     device.learn_revoked(forged)  # Nobody knows of the theft yet.
     assert device.revoked.number == 2**63
-    newest = authority.renew_issuer(revoke=True)
+    newest = fresh.renew_issuer(revoke=True)
     device.learn_revoked(newest)
     assert device.revoked.signed == newest
     mixed = SignedRevokedKeys(
@@ -215,26 +179,26 @@ def test_thief_of_the_issuing_key_cannot_bring_back_an_older_list(authority: Aut
         root_signature=newest.root_signature,
     )
     for attempt in (older, forged, mixed):
-        with pytest.raises(NotPermittedError, match="that signed it was revoked"):
+        with pytest.raises(NotPermittedError, match="revoked"):
             device.learn_revoked(attempt)
     # Without the part of the root, the list of the new issuing authority still takes nothing back.
     device.learn_revoked(
         SignedRevokedKeys(keys=newest.keys, signature=newest.signature, issuer=newest.issuer)
     )
-    stolen = authority.forged((key, issuer), "device-agent:forged")
+    stolen = fresh.forged((key, issuer), "device-agent:forged")
     with pytest.raises(NotPermittedError, match=REVOKED):
         device.check_signature(*signed_by(stolen), Role.DEVICE_AGENT)
 
 
-def test_only_the_root_revokes_an_issuing_authority(authority: Authority) -> None:
-    device, (key, issuer) = authority.security(DEVICE), authority.stolen()
-    newest = authority.renew_issuer(revoke=True)
+def test_only_the_root_revokes_an_issuing_authority(fresh: Authority) -> None:
+    device, (key, issuer) = fresh.security(DEVICE), fresh.stolen()
+    newest = fresh.renew_issuer(revoke=True)
     signed = sign_list(RevokedKeys(number=2**40), key, issuer)
     signed.revoked_issuers = newest.revoked_issuers
     signed.root_signature = key.sign(
         b"collapipe revoked issuers\0" + signed.revoked_issuers, ec.ECDSA(hashes.SHA256())
     )
-    with pytest.raises(NotPermittedError, match="root of this deployment has not signed"):
+    with pytest.raises(NotPermittedError, match="root .* not signed"):
         device.learn_revoked(signed)
     assert device.revoked.num_changes == 0
 

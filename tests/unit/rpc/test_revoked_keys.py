@@ -1,6 +1,7 @@
 """A revoked key opens nothing any more, not even for calls that are open already."""
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,107 +15,90 @@ from collapipe.v1.plan_pb2 import Attempt, Grant, Plan
 from collapipe.v1.stage_pb2 import ConfigureStage
 
 from .authorities import Authority
-from .serving import ARITIES, ECHO, SERVICE, serving
-
-REFUSED = "the key of this certificate was revoked"
+from .serving import ARITIES, ECHO, serving
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
+def server(fresh: Authority) -> Security:
+    return fresh.security("scheduler:server")
 
 
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    error = to_error(raised.value, "the server")
-    assert isinstance(error, NotPermittedError), error
-    return str(error)
-
-
-@pytest.mark.parametrize("arity", ARITIES)
-def test_server_refuses_the_next_call_of_a_revoked_key(authority: Authority, arity: str) -> None:
-    server, device = authority.security("scheduler:server"), authority.security("device-agent:d")
-    other = authority.security("device-agent:other")
+def test_server_refuses_the_next_call_of_a_revoked_key(fresh: Authority, server: Security) -> None:
+    device, other = fresh.security("device-agent:d"), fresh.security("device-agent:other")
     with serving(ECHO, server, device) as served, serving(ECHO, server, other) as of_other:
-        assert served.call(arity)
-        server.learn_revoked(authority.revoke("device-agent:d"))
-        assert REFUSED in refusal(lambda: served.call(arity))
-        assert of_other.call(arity)
+        for arity in ARITIES:
+            assert served.call(arity)
+        server.learn_revoked(fresh.revoke("device-agent:d"))
+        for arity in ARITIES:
+            assert "key of this certificate" in served.refusal(arity)
+            assert of_other.call(arity)
 
 
 @pytest.mark.parametrize("reads", [True, False], ids=["requests", "answers"])
 def test_open_stream_of_a_revoked_key_ends_with_the_next_message(
-    authority: Authority, reads: bool
+    fresh: Authority, server: Security, reads: bool
 ) -> None:
-    server, device = authority.security("scheduler:server"), authority.security("device-agent:d")
-
     def answer(requests: Any, context: grpc.ServicerContext) -> Iterator[bytes]:
         next(requests)
         yield b"begun"
         if reads:
             for _ in requests:  # Nothing is answered, so only the requests can end it.
                 pass
-        while True:
-            yield b"again"
+        yield from itertools.repeat(b"again")
 
-    with serving({"stream_stream": answer}, server, device) as served:
-        method = served.channel.stream_stream(f"/{SERVICE}/stream_stream")
-        stream = method(_endless())
+    with serving({"stream_stream": answer}, server, fresh.security("device-agent:d")) as served:
+        stream = served.method("stream_stream")(itertools.repeat(b"message"))
         assert next(stream)
-        server.learn_revoked(authority.revoke("device-agent:d"))
-        assert REFUSED in refusal(lambda: list(stream))
+        server.learn_revoked(fresh.revoke("device-agent:d"))
+        with pytest.raises(grpc.RpcError) as raised:
+            list(stream)
+    assert isinstance(to_error(raised.value, "the server"), NotPermittedError)
 
 
-def test_grant_signed_with_a_revoked_key_is_refused(authority: Authority) -> None:
-    scheduler = authority.security("scheduler:scheduler")
-    device, unit = authority.security("device-agent:d"), authority.security("control-unit:cu")
+def test_grant_signed_with_a_revoked_key_is_refused(fresh: Authority) -> None:
+    scheduler = fresh.security("scheduler:scheduler")
+    device, unit = fresh.security("device-agent:d"), fresh.security("control-unit:cu")
     grant = Grant(attempt=Attempt(job_id="job"), plan=Plan())
-    configure = ConfigureStage(
-        attempt=grant.attempt, plan=grant.plan, grant=sign_grant(scheduler, grant)
-    )
-    device.learn_revoked(authority.revoke("scheduler:scheduler"))
+    signed = sign_grant(scheduler, grant)
+    configure = ConfigureStage(attempt=grant.attempt, plan=grant.plan, grant=signed)
+    device.learn_revoked(fresh.revoke("scheduler:scheduler"))
 
     def check(request: Any, context: grpc.ServicerContext) -> bytes:
         check_session(device, context, configure, "d")
         return b""
 
     with serving({"unary_unary": check}, device, unit) as served:
-        assert REFUSED in refusal(lambda: served.call("unary_unary"))
+        assert "key of this certificate" in served.refusal()
 
 
-def test_older_list_does_not_replace_a_newer_one(authority: Authority) -> None:
-    server = authority.security("scheduler:server")
+def test_older_list_does_not_replace_a_newer_one(fresh: Authority, server: Security) -> None:
     for name in "ab":
-        authority.security(f"device-agent:{name}")
-    older, newer = authority.revoke("device-agent:a"), authority.revoke("device-agent:b")
+        fresh.security(f"device-agent:{name}")
+    older, newer = fresh.revoke("device-agent:a"), fresh.revoke("device-agent:b")
     server.learn_revoked(newer)
     server.learn_revoked(older)
     assert server.revoked.signed == newer
 
 
-def test_list_of_another_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
-    server, other = authority.security("scheduler:server"), Authority(tmp_path / "other")
+def test_list_that_the_authority_has_not_signed_is_refused(
+    fresh: Authority, server: Security, tmp_path: Path
+) -> None:
+    other = Authority(tmp_path / "other")
     other.security("device-agent:d")
     foreign = other.revoke("device-agent:d")
-    own = authority.revoke("scheduler:server")
+    own = fresh.revoke("scheduler:server")
     for signed in (
         foreign,
         SignedRevokedKeys(keys=own.keys, signature=foreign.signature),
         SignedRevokedKeys(keys=own.keys + b"\x08\x09", signature=own.signature),
         SignedRevokedKeys(keys=own.keys),
     ):
-        with pytest.raises(NotPermittedError, match="is not signed by the authority"):
+        with pytest.raises(NotPermittedError, match="not signed"):
             server.learn_revoked(signed)
     assert server.revoked.number == 0
 
 
-def test_plain_text_has_no_keys(authority: Authority) -> None:
+def test_plain_text_has_no_keys() -> None:
     plain = Security.insecure()
     plain.learn_revoked(SignedRevokedKeys())
     assert plain.revoked.number == 0
-
-
-def _endless() -> Iterator[bytes]:
-    while True:
-        yield b"message"

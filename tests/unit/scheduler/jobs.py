@@ -1,11 +1,15 @@
-"""A job, its hosts and their telemetry, for tests of the planner."""
+"""A job, its hosts and their telemetry, a planner, and gRPC servers, for tests of the scheduler."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from collapipe.errors import PeerLostError
 from collapipe.job import JobConfig
+from collapipe.rpc import Security, serve
+from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
@@ -18,7 +22,7 @@ from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_problem import ModelSizes, link_pairs
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
-from collapipe.v1 import job_pb2
+from collapipe.v1 import job_pb2, plan_pb2
 from collapipe.v1.scheduler_pb2 import Host
 
 SIZES = ModelSizes(
@@ -26,12 +30,18 @@ SIZES = ModelSizes(
 )
 
 
-def job(training: Mapping[str, Any] | None = None, **schedule: Any) -> JobConfig:
+def job(
+    training: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+    **schedule: Any,
+) -> JobConfig:
+    """Makes a job. `more` has settings outside of its sections `training` and `schedule`."""
     return JobConfig.model_validate(
         {
             "task": {"kind": "classification"},
             "training": {"mini_batch": 16, "local_steps": 5, **(training or {})},
             "schedule": {"strategy": "dssra", "num_micro_batches": 4, **schedule},
+            **(more or {}),
         }
     )
 
@@ -138,12 +148,6 @@ def measured(
     return found
 
 
-def planner(
-    of: JobHosts, known: Knowledge, source: Source, clock: Clock, config: JobConfig | None = None
-) -> Planner:
-    return Planner(config or job(), SIZES, of, known, Telemetry(source, 1.0, clock))
-
-
 def summary(
     of: JobHosts, busy_seconds: float = 1.0, pushed_seconds: Mapping[str, float] | None = None
 ) -> job_pb2.RoundSummary:
@@ -156,3 +160,71 @@ def summary(
     for host_id, seconds in (pushed_seconds or {}).items():
         result.pushed.add(host_id=host_id, bytes=24000, seconds=seconds)
     return result
+
+
+class Rounds:
+    """A planner, and rounds with its plans. A round lasts 10 s unless a test says otherwise."""
+
+    def __init__(
+        self,
+        of: JobHosts | None = None,
+        known: Knowledge | None = None,
+        config: JobConfig | None = None,
+        **options: Any,
+    ) -> None:
+        self.hosts = of or hosts()
+        self.source, self.clock = Source(), Clock()
+        telemetry = Telemetry(self.source, 1.0, self.clock)
+        known = known or knowledge(self.hosts)
+        self.planner = Planner(config or job(), SIZES, self.hosts, known, telemetry, **options)
+
+    @property
+    def known(self) -> Knowledge:
+        return self.planner.state().knowledge
+
+    def decide(
+        self, round_index: int = 0, earlier: Sequence[plan_pb2.Plan] = ()
+    ) -> tuple[list[plan_pb2.Plan], RoundDecision]:
+        return self.planner.decide(round_index, earlier)
+
+    def run(
+        self, round_index: int = 0, result: job_pb2.RoundSummary | None = None, **options: Any
+    ) -> RoundDecision:
+        _, decision = self.decide(round_index)
+        self.commit(decision, result, **options)
+        return decision
+
+    def commit(
+        self,
+        decision: RoundDecision,
+        result: job_pb2.RoundSummary | None = None,
+        seconds: float = 10.0,
+        is_typical: bool = True,
+    ) -> None:
+        self.planner.round_started(decision)
+        self.clock.now += seconds
+        results = [summary(self.hosts) if result is None else result]
+        self.planner.round_committed(decision, results, seconds, is_typical=is_typical)
+
+    def measure(self, *seconds: float, on_control_unit: float = 0.0) -> list[Series]:
+        """Lets the telemetry of the last 10 s have these times of a block, by device. Returns the telemetry."""
+        now = self.clock.now
+        series = measured(self.hosts, seconds, now - 10, now, on_control_unit=on_control_unit)
+        self.source.series = series
+        return series
+
+
+def published(log: EventLog) -> list[Event]:
+    """Closes a log of events, and returns them."""
+    log.close()
+    return [event for event in log.watch(20.0) if event is not None]
+
+
+@contextmanager
+def serving(servicer: Any, add: Callable[[Any, Any], None]) -> Iterator[str]:
+    """Serves one gRPC service in plain text, and yields its address."""
+    server = serve("127.0.0.1:0", Security.insecure(), lambda server, _: add(servicer, server))
+    try:
+        yield server.address
+    finally:
+        server.drain(0)

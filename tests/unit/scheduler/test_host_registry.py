@@ -1,11 +1,15 @@
+"""Which hosts are there, which of them a job takes, and what is told about those that are missing."""
+
+import re
 import time
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from collapipe.errors import NotFoundError, WrongStateError
-from collapipe.job import DataConfig, JobConfig, TaskConfig
+from collapipe.job import JobConfig
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
@@ -13,11 +17,14 @@ from collapipe.scheduler.host_registry import (
     SILENCE_SECONDS,
     Gap,
     HostRegistry,
+    JobHosts,
     choose_hosts,
 )
-from collapipe.v1.scheduler_pb2 import Host
+from collapipe.scheduler.missing_hosts import MissingHosts
+from collapipe.v1.scheduler_pb2 import Host, IncidentCode, MissingHost
 
 from .jobs import Clock
+from .jobs import job as make_job
 
 
 def device(name: str, cluster: int = 0, incarnation: str = "first") -> Host:
@@ -46,63 +53,41 @@ def registry_of(*names: str) -> tuple[HostRegistry, Clock]:
     return registry, clock
 
 
-def names(hosts: list[Host]) -> list[str]:
+def names(hosts: Sequence[Host]) -> list[str]:
     return [host.host_id for host in hosts]
-
-
-def texts(gaps: list[Gap]) -> list[str]:
-    return [gap.text for gap in gaps]
-
-
-def make_job(clusters: int = 1, devices: int | list[int] | None = None) -> JobConfig:
-    return JobConfig(
-        clusters=clusters,
-        devices_per_cluster=devices,
-        task=TaskConfig(kind="classification"),
-        data=DataConfig(source="stdlib_docstrings"),
-    )
 
 
 # --- registration and heartbeats
 
 
+def exported() -> float | None:
+    return REGISTRY.get_sample_value("collapipe_hosts", {"role": "device_agent"})
+
+
 def test_host_is_alive_until_it_is_silent_for_longer_than_allowed() -> None:
-    registry, clock = registry_of("a")
-    clock.now += SILENCE_SECONDS
-    assert names(registry.alive()) == ["a"]
-    assert [status.alive for status in registry.statuses()] == [True]
-    clock.now += 0.1
-    assert registry.alive() == []
-    assert [status.alive for status in registry.statuses()] == [False]
-
-
-def test_heartbeat_keeps_only_its_own_host_alive() -> None:
     registry, clock = registry_of("a", "b")
-    clock.now += 8
+    clock.now += SILENCE_SECONDS
     registry.heartbeat("b", "first")
-    clock.now += 4
+    assert names(registry.alive()) == ["a", "b"]
+    assert [status.alive for status in registry.statuses()] == [True, True]
+    assert exported() == 2
+    clock.now += 0.1
+    assert exported() == 1, "it falls without a further heartbeat"
     assert names(registry.alive()) == ["b"]
+    assert [status.alive for status in registry.statuses()] == [False, True]
 
 
 @pytest.mark.parametrize("name", ["a", "a:1"])
 def test_suspect_is_dead_until_its_next_heartbeat(name: str) -> None:
-    clock = Clock()
-    registry = HostRegistry(clock)
-    registry.register(device("a"))
+    registry, clock = registry_of("a")
     clock.now += 1
     registry.suspect(name, "it broke its stream")
-    assert registry.alive() == []
+    assert registry.alive() == [] and names(registry.heard()) == ["a"]
     clock.now += 0.1
     registry.heartbeat("a", "first")
     assert names(registry.alive()) == ["a"]
-
-
-def test_suspect_that_registers_again_is_alive_at_once() -> None:
-    registry, _clock = registry_of("a")
-    for _ in range(5):
-        registry.suspect("a", "it broke its stream")
-    registry.register(device("a", incarnation="second"))
-    assert names(registry.alive()) == ["a"]
+    clock.now += SILENCE_SECONDS + 1
+    assert registry.heard() == []
 
 
 def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -> None:
@@ -117,127 +102,118 @@ def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -
             assert names(registry.alive(suspects=True)) == ["a"]
         left_out.append(clock.now - start)
     assert left_out == [10.5, 20.5, 40.5, 60.5, 60.5]
+    registry.suspect("a", "it broke its stream")
+    registry.register(device("a", incarnation="second"))
+    assert names(registry.alive(suspects=False)) == ["a"], "another process is trusted at once"
 
 
 def test_status_of_a_suspect_has_the_reason_until_the_suspicion_ends() -> None:
     registry, clock = registry_of("a", "b")
+    began = time.time()
     registry.suspect("a", "it broke its stream")
     suspect, other = registry.statuses()
     assert suspect.suspicion == "it broke its stream"
-    left = suspect.suspected_until.ToMilliseconds() / 1000 - time.time()
-    assert 0 < left <= 10
+    until = suspect.suspected_until.ToMilliseconds() / 1000
+    assert began + 9.9 < until <= time.time() + 10
     assert (other.suspicion, other.HasField("suspected_until")) == ("", False)
     clock.now += 10.5
     assert registry.statuses()[0].suspicion == ""
 
 
-def test_unknown_name_makes_nobody_a_suspect() -> None:
+def test_unknown_host_makes_nobody_a_suspect_and_is_asked_to_register_again() -> None:
     registry, _ = registry_of("a")
-    registry.suspect("", "it broke its stream")
-    registry.suspect("somebody", "it broke its stream")
+    for name in ("", "somebody"):
+        registry.suspect(name, "it broke its stream")
     assert names(registry.alive()) == ["a"]
-
-
-def test_heartbeat_of_an_unknown_host_asks_it_to_register_again() -> None:
-    registry, _ = registry_of("a")
-    with pytest.raises(NotFoundError, match=r"'ghost' is not registered: register it again"):
+    with pytest.raises(NotFoundError, match="'ghost'"):
         registry.heartbeat("ghost", "first")
 
 
 def test_heartbeat_of_a_replaced_incarnation_is_refused_and_changes_nothing() -> None:
-    registry, clock = registry_of("a")
-    registry.register(device("a", incarnation="second"))
+    registry, clock = registry_of("a", "b")
     clock.now += 20
-    with pytest.raises(WrongStateError, match=r"another process has registered .*'a'.*--host-id"):
+    registry.register(device("a", incarnation="second"))
+    registry.heartbeat("b", "first")
+    # A host that comes back after a restart keeps its place.
+    assert [host.incarnation for host in registry.alive()] == ["second", "first"]
+    clock.now += 20
+    with pytest.raises(WrongStateError, match=r"'a'.*--host-id"):
         registry.heartbeat("a", "first")
     assert registry.alive() == []
     registry.heartbeat("a", "second")
     assert names(registry.alive()) == ["a"]
 
 
-def test_host_that_comes_back_after_a_restart_keeps_its_place() -> None:
-    registry, clock = registry_of("a", "b")
-    clock.now += 30
-    registry.register(device("a", incarnation="second"))
-    registry.heartbeat("b", "first")
-    hosts = registry.alive()
-    assert [(host.host_id, host.incarnation) for host in hosts] == [("a", "second"), ("b", "first")]
+@pytest.mark.parametrize(("num_hosts", "seconds"), [(1, 2.0), (400, 2.0), (600, 3.0), (2000, 3.5)])
+def test_many_hosts_send_heartbeats_less_often(num_hosts: int, seconds: float) -> None:
+    registry, _clock = registry_of(*map(str, range(num_hosts)))
+    assert registry.heartbeat_seconds == seconds
 
 
 # --- the hosts of a job
 
 
-def test_job_takes_its_devices_in_registration_order() -> None:
-    hosts = [
-        device("z"),
-        EDGE,
-        device("other", cluster=1),
-        device("a"),
-        control_unit(0),
-        device("b"),
-    ]
-    chosen, missing = choose_hosts(hosts, make_job(devices=2))
-    assert missing == []
+def job(
+    clusters: int = 1, devices: int | list[int] | None = None, use_clusters: list[int] | None = None
+) -> JobConfig:
+    more = {"clusters": clusters, "devices_per_cluster": devices, "use_clusters": use_clusters}
+    return make_job(more={name: value for name, value in more.items() if value is not None})
+
+
+def devices_of(hosts: JobHosts | None) -> list[list[str]]:
+    assert hosts is not None
+    return [names(cluster.devices) for cluster in hosts.clusters]
+
+
+def lacking(hosts: Sequence[Host], wanted: JobConfig, *, fewer: bool = False) -> list[str]:
+    """Returns what is missing, if the job cannot run without it."""
+    chosen, missing = choose_hosts(hosts, wanted, fewer=fewer)
+    assert chosen is None
+    return [gap.text for gap in missing]
+
+
+def test_job_takes_its_devices_in_registration_order_and_preferred_ones_first() -> None:
+    other = device("other", cluster=1)
+    hosts = [device("z"), EDGE, other, device("a"), control_unit(0), device("b")]
+    chosen, missing = choose_hosts(hosts, job(devices=2))
+    assert (missing, devices_of(chosen)) == ([], [["z", "a"]])
     assert chosen is not None
     assert chosen.edge_server.host_id == "edge-server"
-    assert names(list(chosen.clusters[0].devices)) == ["z", "a"]
     assert chosen.clusters[0].control_unit.host_id == "control-unit-0"
+    chosen, _ = choose_hosts(hosts, job(devices=2), preferred={"b", "a"})
+    assert devices_of(chosen) == [["a", "b"]]
 
 
-def test_job_without_a_number_of_devices_takes_all_of_its_cluster() -> None:
+def test_job_without_a_number_of_devices_takes_all_of_its_cluster_and_needs_one() -> None:
     hosts = [EDGE, control_unit(0), control_unit(1), device("a"), device("b", 1), device("c")]
-    chosen, _ = choose_hosts(hosts, make_job(clusters=2))
-    assert chosen is not None
-    assert [names(list(cluster.devices)) for cluster in chosen.clusters] == [["a", "c"], ["b"]]
+    assert devices_of(choose_hosts(hosts, job(clusters=2))[0]) == [["a", "c"], ["b"]]
+    assert lacking(hosts[:2], job()) == ["1 more device in cluster 0 (have 0)"]
 
 
 def test_job_takes_the_clusters_of_the_deployment_that_it_names() -> None:
     hosts = [EDGE, control_unit(0), control_unit(3), device("a"), device("b", 3)]
-    job = make_job(clusters=2).model_copy(update={"use_clusters": [3, 1]})
-    chosen, missing = choose_hosts(hosts, job)
-    assert chosen is None
-    assert texts(missing) == [
+    wanted = job(clusters=2, use_clusters=[3, 1])
+    assert lacking(hosts, wanted) == [
         "a control unit for cluster 1",
         "1 more device in cluster 1 (have 0)",
     ]
-    chosen, _ = choose_hosts([*hosts, control_unit(1), device("c", 1)], job)
+    chosen, _ = choose_hosts([*hosts, control_unit(1), device("c", 1)], wanted)
     assert chosen is not None
-    assert [names(list(cluster.devices)) for cluster in chosen.clusters] == [["b"], ["c"]]
+    assert devices_of(chosen) == [["b"], ["c"]]
     assert [cluster.host_cluster for cluster in chosen.clusters] == [3, 1]
 
 
-@pytest.mark.parametrize(
-    ("use_clusters", "error"),
-    [
-        ([0], "use_clusters lists 1 numbers for 2 clusters: give one for each cluster"),
-        ([1, 1], r"use_clusters is \[1, 1\]: use different numbers from 0 on"),
-        ([-1, 0], r"use_clusters is \[-1, 0\]: use different numbers from 0 on"),
-    ],
-)
-def test_clusters_of_the_deployment_that_make_no_sense_are_refused(
-    use_clusters: list[int], error: str
-) -> None:
-    with pytest.raises(ValidationError, match=error):
-        JobConfig(task=TaskConfig(kind="ner"), clusters=2, use_clusters=use_clusters)
-
-
-def test_host_that_a_job_has_blamed_is_still_heard() -> None:
-    clock = Clock()
-    registry = HostRegistry(clock)
-    registry.register(EDGE)
-    registry.suspect("edge-server", "job a lost it")
-    assert registry.alive() == []
-    assert names(registry.heard()) == ["edge-server"]
-    clock.now += SILENCE_SECONDS + 1
-    assert registry.heard() == []
+def test_clusters_of_the_deployment_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValidationError, match="use_clusters .* 1 .* 2 "):
+        job(clusters=2, use_clusters=[0])
+    for use_clusters in ([1, 1], [-1, 0]):
+        with pytest.raises(ValidationError, match=re.escape(f"use_clusters is {use_clusters}")):
+            job(clusters=2, use_clusters=use_clusters)
 
 
 def test_job_says_everything_that_is_missing() -> None:
-    chosen, missing = choose_hosts(
-        [device("a"), control_unit(0), device("b", cluster=1)], make_job(clusters=2, devices=[3, 2])
-    )
-    assert chosen is None
-    assert texts(missing) == [
+    hosts = [device("a"), control_unit(0), device("b", cluster=1)]
+    assert lacking(hosts, job(clusters=2, devices=[3, 2])) == [
         "an edge server",
         "2 more devices in cluster 0 (have 1)",
         "a control unit for cluster 1",
@@ -245,40 +221,112 @@ def test_job_says_everything_that_is_missing() -> None:
     ]
 
 
-def test_job_without_a_number_of_devices_needs_at_least_one() -> None:
-    chosen, missing = choose_hosts([EDGE, control_unit(0)], make_job())
-    assert (chosen, texts(missing)) == (None, ["1 more device in cluster 0 (have 0)"])
-
-
 def test_cluster_may_have_fewer_devices_if_the_job_goes_on() -> None:
     alive = [EDGE, control_unit(0), device("a"), device("b")]
-    hosts, missing = choose_hosts(alive, make_job(devices=3), fewer=True)
-    assert texts(missing) == ["1 more device in cluster 0 (have 2)"]
-    assert hosts is not None
-    assert names(hosts.devices) == ["a", "b"]
-    hosts, missing = choose_hosts(alive[:2], make_job(devices=3), fewer=True)
-    assert hosts is None
-    assert texts(missing) == ["3 more devices in cluster 0 (have 0)"]
+    hosts, [gap] = choose_hosts(alive, job(devices=3), fewer=True)
+    assert gap.text == "1 more device in cluster 0 (have 2)"
+    assert devices_of(hosts) == [["a", "b"]]
+    assert lacking(alive[:2], job(devices=3), fewer=True) == [
+        "3 more devices in cluster 0 (have 0)"
+    ]
 
 
-def test_preferred_devices_take_part_before_others_in_registration_order() -> None:
-    alive = [EDGE, control_unit(0), device("a"), device("b"), device("c")]
-    hosts, _ = choose_hosts(alive, make_job(devices=2), preferred={"c", "b"})
-    assert hosts is not None
-    assert names(hosts.devices) == ["b", "c"]
+_DEVICES = Gap(DEVICE_AGENT, 0, "1 more device in cluster 0 (have 1)")
 
 
-def test_exported_count_of_hosts_falls_without_a_further_heartbeat() -> None:
-    def exported() -> float | None:
-        return REGISTRY.get_sample_value("collapipe_hosts", {"role": "device_agent"})
+class Watched:
+    """A registry of the devices `a` and `b`, and what was told about them."""
 
-    _registry, clock = registry_of("a", "b")
-    assert exported() == 2
-    clock.now += SILENCE_SECONDS + 0.1
-    assert exported() == 0
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.registry = HostRegistry(self.clock)
+        self.told: list[tuple[str, str]] = []
+        self.missing = MissingHosts(self.registry, self._tell)
+        for host_id in ("a", "b"):
+            self.register(host_id)
+
+    def register(self, host_id: str, incarnation: str = "first") -> None:
+        host = Host(host_id=host_id, role=DEVICE_AGENT, incarnation=incarnation)
+        self.registry.register(host)
+
+    def pass_time(self, *living: str) -> None:
+        """Lets hosts become silent, but for the living ones."""
+        self.clock.now += SILENCE_SECONDS + 1
+        for host_id in living:
+            self.registry.heartbeat(host_id, "first")
+
+    def look(
+        self, *lacking: str | Gap, left_out: dict[str, str] | None = None
+    ) -> list[MissingHost]:
+        return self.missing.look({"a"}, lacking, left_out or {})
+
+    def _tell(self, code: IncidentCode, text: str, *host_ids: str) -> None:
+        name = IncidentCode.Name(code).removeprefix("INCIDENT_CODE_")
+        self.told.append((name, " ".join(host_ids)))
+        assert host_ids[0] in text
 
 
-@pytest.mark.parametrize(("num_hosts", "seconds"), [(1, 2.0), (400, 2.0), (600, 3.0), (2000, 3.5)])
-def test_many_hosts_send_heartbeats_less_often(num_hosts: int, seconds: float) -> None:
-    registry, _clock = registry_of(*map(str, range(num_hosts)))
-    assert registry.heartbeat_seconds == seconds
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_used_host_is_lost_once_until_it_is_back(watched: Watched) -> None:
+    assert watched.look() == []
+    watched.pass_time()
+    for _ in range(2):
+        (host,) = watched.look()  # `b`, which the job has never used, is silent, too.
+        assert (host.host_id, host.wanted, host.left_out) == ("a", "", "")
+    (status, _) = watched.registry.statuses()
+    assert abs(host.last_seen.ToMilliseconds() - status.last_seen.ToMilliseconds()) < 5000
+    watched.register("a", "second")
+    assert watched.look("a") == []  # The present round still goes on without it.
+    assert watched.told == [("HOST_LOST", "a"), ("HOST_BACK", "a")]
+
+
+def test_host_of_the_right_kind_that_has_registered_before_is_named(watched: Watched) -> None:
+    (nobody,) = watched.look(_DEVICES)
+    assert (nobody.host_id, nobody.wanted) == ("", _DEVICES.text)
+    assert watched.told == [] and not nobody.HasField("last_seen")
+    watched.pass_time("a")
+    (host,) = watched.look(_DEVICES)
+    assert (host.host_id, host.wanted) == ("b", _DEVICES.text)
+    assert watched.look() == []  # The job needs it no more, which is not told.
+    assert watched.told == [("HOST_LOST", "b")]
+
+
+def test_host_that_others_blame_is_lost_then_left_out_and_then_back(watched: Watched) -> None:
+    watched.clock.now += 1
+    watched.registry.suspect("a", "it broke its stream")
+    assert [host.left_out for host in watched.look()] == [""]
+    watched.clock.now += 1
+    watched.registry.heartbeat("a", "first")
+    (host,) = watched.look("a", left_out={"a": ""})
+    assert host.left_out == "it broke its stream"
+    watched.clock.now += 9.5
+    assert watched.look("a", left_out={"a": ""}) == []
+    assert watched.told == [("HOST_LOST", "a"), ("HOST_LEFT_OUT", "a"), ("HOST_BACK", "a")]
+
+
+def test_host_that_the_job_leaves_out_has_its_reason(watched: Watched) -> None:
+    (host,) = watched.look("b", left_out={"b": "no plan was possible with it"})
+    assert (host.host_id, host.left_out) == ("b", "no plan was possible with it")
+    assert watched.told == [("HOST_LEFT_OUT", "b")]
+
+
+def test_host_that_has_not_registered_since_a_restart_has_no_time(watched: Watched) -> None:
+    (host,) = watched.look("c")
+    assert (host.host_id, host.HasField("last_seen")) == ("c", False)
+    assert watched.told == [("HOST_LOST", "c")]
+
+
+def test_many_hosts_that_change_at_once_are_told_together(watched: Watched) -> None:
+    names = [f"device-{number:02}" for number in range(11)]
+    for name in names:
+        watched.register(name)
+    watched.pass_time()
+    assert len(watched.missing.look(set(names), (), {})) == 11
+    for name in names:
+        watched.register(name, "second")
+    assert watched.missing.look(set(names), (), {}) == []
+    assert watched.told == [("HOST_LOST", " ".join(names)), ("HOST_BACK", " ".join(names))]

@@ -1,30 +1,30 @@
+"""What the scheduler stores of jobs, rounds, deletions and grants, and what it finds after a restart."""
+
 import json
 import os
+import shlex
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
-from collapipe.job import DataConfig, JobConfig, ScheduleConfig, TaskConfig, TrainingConfig
+from collapipe.job import JobConfig
 from collapipe.scheduler import deleted_jobs
-from collapipe.scheduler.job_store import JobStore, RoundDocument, RoundResult
+from collapipe.scheduler.deleted_jobs import DeletedJobs
+from collapipe.scheduler.grant_numbers import GrantNumbers
+from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import RoundCommitted
 
+from .jobs import Clock, job
 
-def make_job(
-    name: str = "job", rounds: int = 3, learning_rate: float = 1e-3, micro_batches: int = 8
-) -> JobConfig:
-    return JobConfig(
-        name=name,
-        task=TaskConfig(kind="classification"),
-        data=DataConfig(source="stdlib_docstrings"),
-        training=TrainingConfig(rounds=rounds, learning_rate=learning_rate),
-        schedule=ScheduleConfig(num_micro_batches=micro_batches),
-    )
+
+def named(name: str) -> JobConfig:
+    return job(more={"name": name})
 
 
 def attempt_of(attempt: int, host_id: str, *micro_batches: int) -> RoundDocument:
@@ -45,9 +45,20 @@ def finish(store: JobStore, job_id: str) -> None:
     store.save(document)
 
 
-def test_job_survives_a_restart_unchanged(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(make_job())
+def finished(store: JobStore, *configs: JobConfig) -> list[str]:
+    """Creates jobs that have succeeded after a round, and returns their ids."""
+    job_ids = [store.create(config).job_id for config in configs]
+    for job_id in job_ids:
+        finish(store, job_id)
+        store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
+    return job_ids
+
+
+def ids_of(store: JobStore) -> list[str]:
+    return [document.job_id for document in store.all()]
+
+
+def test_job_survives_a_restart(tmp_path: Path, store: JobStore, document: JobDocument) -> None:
     document.state, document.message = scheduler_pb2.JOB_STATE_CANCELLED, "by request"
     document.num_rounds_committed, document.ended_at = 2, 1e9
     document.labels, document.vocabulary_digest = ["O", "B-person"], "ab" * 32
@@ -57,31 +68,29 @@ def test_job_survives_a_restart_unchanged(tmp_path: Path) -> None:
     store.save(document)
     restarted = JobStore(tmp_path).get(document.job_id)
     assert restarted == document
-    assert restarted.job == make_job()
+    assert restarted.job == job()
     assert restarted.status().evaluation.value == 0.75
 
 
-def ended_store(tmp_path: Path) -> JobStore:
-    """A store with a job that ran when the scheduler ended, and one that had succeeded."""
+def ended_store(tmp_path: Path) -> tuple[JobStore, str]:
+    """A store with a job that had succeeded, and one that ran when the scheduler ended. Returns the id of the latter, too."""
     store = JobStore(tmp_path)
-    finish(store, store.create(make_job("finished")).job_id)
-    document = store.create(make_job())
+    finished(store, named("finished"))
+    document = store.create(job())
     document.state, document.num_rounds_committed = scheduler_pb2.JOB_STATE_RUNNING, 1
     store.save(document)
-    return JobStore(tmp_path)
+    return JobStore(tmp_path), document.job_id
 
 
 def test_job_that_ran_when_the_scheduler_ended_goes_on_as_a_new_attempt(tmp_path: Path) -> None:
-    store = ended_store(tmp_path)
-    (document,) = store.take_over(abandon=False)
+    (document,) = ended_store(tmp_path)[0].take_over(abandon=False)
     assert document.state == scheduler_pb2.JOB_STATE_QUEUED
     assert (document.attempt, document.num_rounds_committed) == (1, 1)
     assert JobStore(tmp_path).get(document.job_id) == document
 
 
-def test_jobs_that_had_begun_go_on_before_those_that_were_queued(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    queued, running = store.create(make_job()), store.create(make_job())
+def test_jobs_that_had_begun_go_on_before_queued_ones(tmp_path: Path, store: JobStore) -> None:
+    queued, running = store.create(job()), store.create(job())
     running.state = scheduler_pb2.JOB_STATE_PREPARING
     store.save(running)
     taken = JobStore(tmp_path).take_over(abandon=False)
@@ -89,217 +98,167 @@ def test_jobs_that_had_begun_go_on_before_those_that_were_queued(tmp_path: Path)
 
 
 def test_abandoned_job_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
-    store = ended_store(tmp_path)
-    (document,) = (each for each in store.all() if each.job.name == "job")
+    store, job_id = ended_store(tmp_path)
     assert store.take_over(abandon=True) == []
-    assert store.get(document.job_id).state == scheduler_pb2.JOB_STATE_FAILED
-    assert "resume it" in store.get(document.job_id).message
-    found = store.find_resumable(make_job(), "", lambda job: True)
-    assert (found.job_id, found.state) == (document.job_id, scheduler_pb2.JOB_STATE_FAILED)
-    resumed = store.reopen(make_job())
-    assert (resumed.job_id, resumed.num_rounds_committed) == (document.job_id, 1)
+    assert store.get(job_id).state == scheduler_pb2.JOB_STATE_FAILED
+    assert "resume it" in store.get(job_id).message
+    found = store.find_resumable(job(), "", lambda job: True)
+    assert (found.job_id, found.state) == (job_id, scheduler_pb2.JOB_STATE_FAILED)
+    resumed = store.reopen(job())
+    assert (resumed.job_id, resumed.num_rounds_committed) == (job_id, 1)
     assert (resumed.state, resumed.message) == (scheduler_pb2.JOB_STATE_QUEUED, "")
 
 
-def test_attempt_at_a_round_survives_a_restart(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    recorded = attempt_of(0, "device-0", 8, 2)
-    recorded.decision["share"] = float("inf")
-    store.save_round(job_id, 0, recorded)
-    restarted = JobStore(tmp_path)
-    assert restarted.round(job_id, 0) == recorded
-    assert restarted.find_round(job_id, 0) == recorded
-
-
-def test_new_attempt_replaces_the_one_before_and_leaves_other_rounds(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
+def test_new_attempt_replaces_the_one_before_and_survives_a_restart(
+    tmp_path: Path, store: JobStore, document: JobDocument
+) -> None:
+    job_id, newer = document.job_id, attempt_of(1, "device-1", 8, 2)
+    newer.decision["share"] = float("inf")
     store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
     store.save_round(job_id, 1, attempt_of(0, "device-0", 4))
     store.save_result(job_id, 0, RoundResult(committed=RoundCommitted(num_rounds=1)))
-    store.save_round(job_id, 0, attempt_of(1, "device-1", 8))
+    store.save_round(job_id, 0, newer)
     assert store.find_result(job_id, 0) is None, "it is of the attempt before"
-    assert store.round(job_id, 0) == attempt_of(1, "device-1", 8)
-    assert store.round(job_id, 1) == attempt_of(0, "device-0", 4)
+    for each in (store, JobStore(tmp_path)):
+        assert each.round(job_id, 0) == each.find_round(job_id, 0) == newer
+        assert each.round(job_id, 1) == attempt_of(0, "device-0", 4)
 
 
-def test_round_that_was_never_planned_is_not_found(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    assert store.find_round(job_id, 7) is None
-    with pytest.raises(NotFoundError, match=f"round 8 of job {job_id} was not planned yet"):
-        store.round(job_id, 7)
-    with pytest.raises(NotFoundError, match="no job 'other'"):
+def test_round_that_was_never_planned_is_not_found(store: JobStore, document: JobDocument) -> None:
+    assert store.find_round(document.job_id, 7) is None
+    with pytest.raises(NotFoundError, match=f"round 8 .*{document.job_id}"):
+        store.round(document.job_id, 7)
+    with pytest.raises(NotFoundError, match="'other'"):
         store.round("other", 0)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"plans": None}, "is damaged"),
-        ({"plans": [{"stages": 3}]}, "is damaged"),
-        ({"attempt": "x"}, "is damaged"),
-        ({"version": 3}, "has format version 3, but this scheduler reads version 4"),
-        ({"version": 5}, "has format version 5, but this scheduler reads version 4"),
+        ({"plans": None}, "damaged"),
+        ({"plans": [{"stages": 3}]}, "damaged"),
+        ({"attempt": "x"}, "damaged"),
+        ({"version": 3}, "version 3.* version 4"),
+        ({"version": 5}, "version 5.* version 4"),
+        ({"version": None}, "version 1.* version 4"),
     ],
 )
 def test_round_document_that_cannot_be_read_is_refused_with_its_path(
-    tmp_path: Path, change: dict[str, object], reason: str
+    tmp_path: Path, store: JobStore, document: JobDocument, change: dict[str, object], reason: str
 ) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
+    store.save_round(document.job_id, 0, attempt_of(0, "device-0", 8))
     (path,) = tmp_path.rglob("000000.json")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(document | change), encoding="utf-8")
+    stored = json.loads(path.read_text("utf-8")) | change
+    if stored["version"] is None:
+        del stored["version"]
+    path.write_text(json.dumps(stored), "utf-8")
     for read in (store.round, store.find_round):
-        with pytest.raises(CorruptDataError, match=rf"000000\.json {reason}"):
-            read(job_id, 0)
+        with pytest.raises(CorruptDataError, match=rf"000000\.json .*{reason}"):
+            read(document.job_id, 0)
 
 
-def test_round_document_without_a_version_is_refused_as_version_1(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
-    (path,) = tmp_path.rglob("000000.json")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    del document["version"]
-    path.write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(
-        CorruptDataError, match="format version 1, but this scheduler reads version 4"
-    ):
-        store.find_round(job_id, 0)
+def test_reopening_finds_the_last_job_of_the_name(tmp_path: Path, store: JobStore) -> None:
+    job_ids = finished(store, *map(named, ("mine", "mine", "ant", "zebra", "mole")))
+    assert ids_of(JobStore(tmp_path)) == job_ids, "the oldest comes first"
+    assert store.reopen(named("mine")).job_id == job_ids[1]
+    with pytest.raises(InvalidInputError, match=job_ids[1]):
+        store.reopen(named("mine"))
+    with pytest.raises(NotFoundError, match="'nobody'"):
+        store.reopen(named("nobody"))
 
 
-def test_jobs_are_listed_oldest_first_after_a_restart(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_ids = [store.create(make_job(name)).job_id for name in ("zebra", "ant", "mole")]
-    assert [document.job_id for document in JobStore(tmp_path).all()] == job_ids
-
-
-def test_reopening_finds_the_last_job_of_the_name(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_ids = [store.create(make_job(name)).job_id for name in ("mine", "mine", "other")]
-    for job_id in job_ids:
-        finish(store, job_id)
-    assert store.reopen(make_job("mine")).job_id == job_ids[1]
-    with pytest.raises(NotFoundError, match="no job named 'nobody'"):
-        store.reopen(make_job("nobody"))
-
-
-def test_reopening_a_job_that_still_runs_is_refused(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    with pytest.raises(InvalidInputError, match=f"{job_id} is still running"):
-        store.reopen(make_job())
-
-
-def test_reopening_with_another_learning_rate_is_refused_by_name(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    finish(store, store.create(make_job()).job_id)
-    with pytest.raises(InvalidInputError, match=r"other values of training\.learning_rate:"):
-        store.reopen(make_job(learning_rate=5e-4))
-
-
-def test_reopening_with_more_rounds_and_another_schedule_takes_the_new_values(
-    tmp_path: Path,
-) -> None:
-    store = JobStore(tmp_path)
-    finish(store, store.create(make_job()).job_id)
-    store.reopen(make_job(rounds=9, micro_batches=4))
+def test_reopening_takes_more_rounds_and_another_schedule(tmp_path: Path, store: JobStore) -> None:
+    finished(store, job())
+    longer = job({"rounds": 9}, num_micro_batches=8)
+    store.reopen(longer)
     (document,) = JobStore(tmp_path).all()
-    assert document.job == make_job(rounds=9, micro_batches=4)
+    assert document.job == longer
 
 
-def test_micro_batches_are_fixed_when_each_of_them_updates_the_model(tmp_path: Path) -> None:
-    def per_micro_batch(micro_batches: int) -> JobConfig:
-        training = TrainingConfig(update_per="micro_batch")
-        return make_job(micro_batches=micro_batches).model_copy(update={"training": training})
-
-    store = JobStore(tmp_path)
-    finish(store, store.create(per_micro_batch(8)).job_id)
-    with pytest.raises(InvalidInputError, match=r"other values of schedule\.num_micro_batches:"):
-        store.reopen(per_micro_batch(4))
+@pytest.mark.parametrize(
+    ("setting", "before", "after"),
+    [
+        ("training.learning_rate", job({"learning_rate": 1e-3}), job({"learning_rate": 5e-4})),
+        (
+            "schedule.num_micro_batches",
+            job({"update_per": "micro_batch"}),
+            job({"update_per": "micro_batch"}, num_micro_batches=8),
+        ),
+    ],
+)
+def test_reopening_with_a_value_that_changes_the_training_is_refused_by_name(
+    store: JobStore, setting: str, before: JobConfig, after: JobConfig
+) -> None:
+    finished(store, before)
+    with pytest.raises(InvalidInputError, match=rf" {setting}:"):
+        store.reopen(after)
 
 
 @pytest.mark.parametrize("damage", ['{"a": 1}', "{", "config"])
 def test_job_that_cannot_be_read_is_left_out_and_the_others_are_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+    tmp_path: Path, store: JobStore, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    store = JobStore(tmp_path)
-    bad, good = (store.create(make_job(name)).job_id for name in ("bad", "good"))
+    bad, good = (store.create(named(name)).job_id for name in ("bad", "good"))
     path = tmp_path / "jobs" / bad / "job.json"
     if damage == "config":  # a setting that this version does not know
         damage = path.read_text("utf-8").replace("clusters", "klusters")
     path.write_text(damage, "utf-8")
-    assert [document.job_id for document in JobStore(tmp_path).all()] == [good]
+    assert ids_of(JobStore(tmp_path)) == [good]
     assert str(path) in caplog.text
 
 
-def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    finish(store, job_id)
-    path = tmp_path / "jobs" / job_id / "job.json"
-    (path.parent / "job.json.tmp").mkdir()  # Nothing can be written, as on a full disk.
+def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path, store: JobStore) -> None:
+    [job_id] = finished(store, job())
+    blocked = tmp_path / "jobs" / job_id / "job.json.tmp"
+    blocked.mkdir()  # Nothing can be written, as on a full disk.
     with pytest.raises(OSError):
-        store.reopen(make_job())
-    (path.parent / "job.json.tmp").rmdir()
-    assert store.reopen(make_job()).job_id == job_id
+        store.reopen(job())
+    blocked.rmdir()
+    assert store.reopen(job()).job_id == job_id
 
 
 def test_use_of_a_model_is_newer_than_earlier_runs_and_older_than_a_queued_or_later_one(
-    tmp_path: Path,
+    tmp_path: Path, store: JobStore
 ) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(make_job())
-    finish(store, document.job_id)
-    assert store.begin_use(document.job_id) == 1
+    [job_id] = finished(store, job())
+    assert store.begin_use(job_id) == 1
     restarted = JobStore(tmp_path)
-    queued = restarted.reopen(make_job())
+    queued = restarted.reopen(job())
     assert queued.attempt == 2
-    assert restarted.begin_use(document.job_id) == 3
+    assert restarted.begin_use(job_id) == 3
     assert queued.attempt == 4
-    finish(restarted, document.job_id)
-    assert JobStore(tmp_path).reopen(make_job()).attempt == 5
+    finish(restarted, job_id)
+    assert JobStore(tmp_path).reopen(job()).attempt == 5
 
 
 @pytest.mark.parametrize("anew_since", [0, 3])
-def test_job_follows_the_edge_server_to_an_earlier_commit(tmp_path: Path, anew_since: int) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(make_job())
+def test_job_follows_the_edge_server_to_an_earlier_commit(
+    tmp_path: Path, store: JobStore, document: JobDocument, anew_since: int
+) -> None:
     document.num_rounds_committed = document.num_rounds_reached = 3
     document.last_commit = 0, 3
     document.evaluation = job_pb2.Evaluation(num_rounds=2)
     finish(store, document.job_id)
-    store.roll_back(
-        document.job_id, plan_pb2.Commit(num_rounds=1, attempt=3, anew_since=anew_since)
-    )
+    commit = plan_pb2.Commit(num_rounds=1, attempt=3, anew_since=anew_since)
+    store.roll_back(document.job_id, commit)
     back = JobStore(tmp_path).get(document.job_id)
     assert (back.num_rounds_committed, back.last_commit) == (1, (3, 1))
     assert back.num_rounds_reached == (1 if anew_since else 3), "only repeated rounds keep steps"
     assert back.evaluation is None
-    assert (back.state, back.message) == (
-        scheduler_pb2.JOB_STATE_CANCELLED,
-        "went back to 1 committed rounds: resume it",
-    )
+    assert back.state == scheduler_pb2.JOB_STATE_CANCELLED
+    assert "1 committed rounds" in back.message
 
 
-def test_job_that_was_resumed_while_it_went_back_stays_queued(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    job_id = store.create(make_job()).job_id
-    finish(store, job_id)
-    resumed = store.reopen(make_job())
+def test_job_that_was_resumed_while_it_went_back_stays_queued(store: JobStore) -> None:
+    [job_id] = finished(store, job())
+    resumed = store.reopen(job())
     assert store.roll_back(job_id, plan_pb2.Commit(num_rounds=1, attempt=3)) is resumed
     assert (resumed.state, resumed.num_rounds_committed) == (scheduler_pb2.JOB_STATE_QUEUED, 1)
 
 
 def test_times_of_a_job_reach_clients_and_a_document_without_them_can_be_read(
-    tmp_path: Path,
+    tmp_path: Path, store: JobStore, document: JobDocument
 ) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(make_job())
     assert document.status().submitted_at.seconds > 1.7e9
     assert not document.status().HasField("ended_at")
     finish(store, document.job_id)
@@ -313,26 +272,19 @@ def test_times_of_a_job_reach_clients_and_a_document_without_them_can_be_read(
     assert status.ended_at.seconds == 1e9, "the time of the file stands for the end of the job"
 
 
-def make_finished(store: JobStore, *names: str) -> list[str]:
-    job_ids = [store.create(make_job(name)).job_id for name in names]
-    for job_id in job_ids:
-        finish(store, job_id)
-        store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
-    return job_ids
-
-
 def test_deleted_job_is_gone_and_its_id_is_remembered_after_a_restart(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, store: JobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = JobStore(tmp_path)
-    doomed, kept = make_finished(store, "doomed", "kept")
+    doomed, kept = finished(store, named("doomed"), named("kept"))
+    late = store.get(doomed)
     caplog.set_level("INFO")
     store.delete(doomed, "a test asked for it")
-    assert f"job {doomed} was deleted: a test asked for it" in caplog.text
+    assert doomed in caplog.text and "a test asked for it" in caplog.text
+    store.save(late)  # A late change does not bring it back.
     for each in (store, JobStore(tmp_path)):
-        assert [document.job_id for document in each.all()] == [kept]
+        assert ids_of(each) == [kept]
         assert each.deleted.after(0) == ([doomed], 1)
-        with pytest.raises(NotFoundError, match=f"no job '{doomed}'"):
+        with pytest.raises(NotFoundError, match=doomed):
             each.delete(doomed, "again")
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == [kept]
     assert list((tmp_path / "deleted").iterdir()) == []
@@ -340,24 +292,13 @@ def test_deleted_job_is_gone_and_its_id_is_remembered_after_a_restart(
 
 @pytest.mark.parametrize("state", [scheduler_pb2.JOB_STATE_QUEUED, scheduler_pb2.JOB_STATE_RUNNING])
 def test_job_that_has_not_ended_is_not_deleted(
-    tmp_path: Path, state: scheduler_pb2.JobState
+    tmp_path: Path, store: JobStore, document: JobDocument, state: scheduler_pb2.JobState
 ) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(make_job())
     document.state = state
-    with pytest.raises(WrongStateError, match=f"collapipe jobs cancel {document.job_id}"):
+    with pytest.raises(WrongStateError, match=f"cancel {document.job_id}"):
         store.delete(document.job_id, "a test")
     assert JobStore(tmp_path).get(document.job_id)
     assert store.deleted.after(0) == ([], 0)
-
-
-def test_late_change_of_a_deleted_job_does_not_bring_it_back(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    (job_id,) = make_finished(store, "doomed")
-    document = store.get(job_id)
-    store.delete(job_id, "a test")
-    store.save(document)
-    assert JobStore(tmp_path).all() == []
 
 
 class _KilledError(BaseException):
@@ -375,10 +316,9 @@ class _KilledError(BaseException):
     ],
 )
 def test_deletion_that_was_cut_short_ends_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, num_calls: int
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch, victim: str, num_calls: int
 ) -> None:
-    store = JobStore(tmp_path)
-    doomed, kept = make_finished(store, "doomed", "kept")
+    doomed, kept = finished(store, named("doomed"), named("kept"))
     left = num_calls
     owner: Any = shutil if victim == "rmtree" else deleted_jobs
     real = getattr(owner, victim)
@@ -395,16 +335,18 @@ def test_deletion_that_was_cut_short_ends_at_the_next_start(
         with pytest.raises(_KilledError):
             store.delete(doomed, "a test")
     restarted = JobStore(tmp_path)
-    assert [document.job_id for document in restarted.all()] == [kept]
+    assert ids_of(restarted) == [kept]
     assert restarted.deleted.after(0) == ([doomed], 1)
     assert list((tmp_path / "deleted").iterdir()) == []
 
 
 def test_deletion_on_a_full_disk_makes_room_and_hosts_learn_of_it_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    store: JobStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = JobStore(tmp_path)
-    (job_id,) = make_finished(store, "doomed")
+    [job_id] = finished(store, job())
 
     def full(path: Path, document: object) -> None:
         raise OSError(28, "No space left on device", str(path))
@@ -414,16 +356,15 @@ def test_deletion_on_a_full_disk_makes_room_and_hosts_learn_of_it_later(
         store.delete(job_id, "a test")
     assert store.all() == []
     assert not list(tmp_path.rglob("000000.json")), "the rounds still take room"
-    assert f"removes the rest of job {job_id}" in caplog.text
+    assert any(job_id in record.message for record in caplog.records)
     assert JobStore(tmp_path).deleted.after(0) == ([job_id], 1)
 
 
 def test_hosts_get_only_new_ids_and_at_most_the_last_thousand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deleted_jobs, "_REMEMBERED", 3)
-    store = JobStore(tmp_path)
-    job_ids = make_finished(store, *"abcde")
+    job_ids = finished(store, *map(named, "abcde"))
     for number, job_id in enumerate(job_ids, start=1):
         store.delete(job_id, "a test")
         assert store.deleted.after(number - 1) == ([job_id], number)
@@ -432,3 +373,94 @@ def test_hosts_get_only_new_ids_and_at_most_the_last_thousand(
         assert each.deleted.after(0) == (job_ids[2:], 5)
         assert each.deleted.after(1) == (job_ids[2:], 5)
         assert each.deleted.after(3) == (job_ids[3:], 5)
+
+
+def test_numbers_grow_although_the_clock_stands_or_goes_back(tmp_path: Path, clock: Clock) -> None:
+    numbers = GrantNumbers(tmp_path, clock)
+    taken = [numbers.next(), numbers.next()]
+    clock.now = 900.0
+    taken.append(numbers.next())
+    assert taken == [1_000_000_000, 1_000_000_001, 1_000_000_002]
+
+
+@pytest.mark.parametrize("seconds", [5.0, 1000.5, 2000.0])
+def test_numbers_grow_over_a_restart(tmp_path: Path, clock: Clock, seconds: float) -> None:
+    earlier = GrantNumbers(tmp_path, clock)
+    last = max(earlier.next() for _ in range(3))
+    clock.now = 1050.0
+    last = max(last, earlier.next())
+    clock.now = seconds
+    later = GrantNumbers(tmp_path, clock)
+    least = later.least(0)
+    assert last < least <= later.next()
+
+
+def test_numbers_go_on_without_a_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "grants.json.tmp").mkdir()
+    numbers = GrantNumbers(tmp_path)
+    assert numbers.next() < numbers.next()
+    assert "grants" in caplog.text
+    (tmp_path / "grants.json.tmp").rmdir()
+    last = numbers.next()
+    assert json.loads((tmp_path / "grants.json").read_text())["reserved"] > last
+
+
+def test_only_grants_of_the_present_attempt_count_in_its_clusters(tmp_path: Path) -> None:
+    numbers = GrantNumbers(tmp_path)
+    unused = numbers.least(0)
+    numbers.begin_attempt({0, 1})
+    first = numbers.next()
+    # One that begins after a heartbeat counts at once.
+    assert unused <= numbers.least(0) == numbers.least(1) < first < numbers.least(2)
+    numbers.begin_attempt({0, 1})
+    assert first < numbers.least(0) < numbers.next()
+    last = numbers.next()
+    numbers.end_attempt({0, 1})
+    assert numbers.least(0) > last
+
+
+def test_edge_server_takes_grants_of_all_present_attempts(tmp_path: Path) -> None:
+    numbers = GrantNumbers(tmp_path)
+    numbers.begin_attempt({0})
+    of_older_job = numbers.next()
+    numbers.begin_attempt({1})
+    assert numbers.least(None) < of_older_job < numbers.least(1)
+    numbers.end_attempt({0})
+    assert numbers.least(None) == numbers.least(1)
+    last = numbers.next()
+    numbers.end_attempt({1})
+    assert numbers.least(None) > last
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reserved": "many"}', "\0" * 100])
+def test_damaged_numbers_are_refused_with_the_remedy(tmp_path: Path, content: str) -> None:
+    state = tmp_path / "the state"
+    state.mkdir()
+    last = GrantNumbers(state).next()
+    file = state / "grants.json"
+    file.write_text(content)
+    with pytest.raises(CorruptDataError, match="grants.json") as refused:
+        GrantNumbers(state)
+    command = (
+        f"""printf '{{"reserved": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(file))}"""
+    )
+    assert f"`{command}`" in str(refused.value)
+    file.write_text(f'{{"reserved": {int(time.time()) + 86400}000000}}')  # What this command does.
+    day = 86_400_000_000
+    assert GrantNumbers(state).next() > last + day / 2
+
+
+def test_old_grants_do_not_count_without_a_document(tmp_path: Path, clock: Clock) -> None:
+    earlier = GrantNumbers(tmp_path, clock).next()
+    (tmp_path / "grants.json").unlink()
+    clock.now += 1
+    assert earlier < GrantNumbers(tmp_path, clock).least(0)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"num_deletions": 1, "job_ids": "a"}'])
+def test_damaged_list_of_deletions_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
+    (tmp_path / "deleted.json").write_text(content)
+    with pytest.raises(CorruptDataError, match="deleted.json"):
+        DeletedJobs(tmp_path)
+    (tmp_path / "deleted.json").unlink()
+    assert DeletedJobs(tmp_path).after(0) == ([], 0)

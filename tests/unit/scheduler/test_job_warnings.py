@@ -1,6 +1,8 @@
-"""When a person is warned of a job that goes on, and that they are told once, with an advice."""
+"""What people are told of a job: about its data, its progress, and what may go wrong."""
 
+import logging
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import EventLog
+from collapipe.scheduler.job_preparation import describe_data
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.job_warnings import (
@@ -20,24 +23,188 @@ from collapipe.scheduler.job_warnings import (
     random_base,
     slow_emulation,
 )
+from collapipe.scheduler.unusual_changes import UnusualChanges, unusual_clusters
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import scheduler_pb2
+from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
 from collapipe.v1.job_pb2 import Evaluation, RoundSummary
-from collapipe.v1.scheduler_pb2 import RoundCommitted
+from collapipe.v1.plan_pb2 import Plan, Stage
+from collapipe.v1.scheduler_pb2 import (
+    INCIDENT_CODE_HOST_LOST,
+    JOB_STATE_FAILED,
+    JobTrouble,
+    JobWarning,
+    RoundCommitted,
+)
 from collapipe_client import load_preset
 
-from .jobs import job
+from .jobs import job, published
+
+
+def with_data(kind: str = "classification", **data: Any) -> JobConfig:
+    made = job()
+    task, read = made.task.model_copy(update={"kind": kind}), made.data.model_copy(update=data)
+    return made.model_copy(update={"task": task, "data": read})
+
+
+def loaded(num_rows: int, num_held_out: int, **places: str) -> PrepareDataResponse:
+    listed = [HeldOutLabel(label=label, place=place) for label, place in places.items()]
+    return PrepareDataResponse(
+        num_rows=num_rows, num_held_out_rows=num_held_out, held_out_labels=listed
+    )
+
+
+WARM_AND_COLD = [loaded(50, 8, warm="a:1"), loaded(49, 7, cold="a:2")]
+WET = [loaded(50, 2, warm="b:1", wet="b:4"), loaded(50, 2, wet="b:9")]
+OF_TAGS = [loaded(9, 1, **{"B-place": "a:1", "O": "a:1"})]
+TAGS = ["O", "B-person", "I-person", "B-place", "I-place"]
 
 
 @pytest.mark.parametrize(
-    ("warm_up", "warns"), [(31, True), (15, False), ("auto", False), (0, False)]
+    ("config", "data", "labels", "words"),
+    [
+        (with_data(), WARM_AND_COLD, ["cold", "mild", "warm"], "15 of 114 rows.* 3 labels: mild$"),
+        (with_data(), WARM_AND_COLD, ["cold", "warm"], r"15%\)$"),
+        (with_data("ner"), OF_TAGS, TAGS, "1 of the 2 labels: person$"),
+        (with_data(held_out="b.jsonl"), WET, ["cold", "warm"], r"^warning: .*wet \(b:4\)"),
+        (with_data(max_held_out_rows=8), WARM_AND_COLD[:1], ["warm"], r"15%, .*_rows .*8\)$"),
+    ],
 )
-def test_warm_up_that_takes_most_of_the_training(warm_up: int | str, warns: bool) -> None:
-    found = long_warm_up(job({"rounds": 6, "local_steps": 5, "warm_up_steps": warm_up}))
-    assert (found is not None) == warns
-    if found is not None:
-        assert "takes 31 steps, but the whole training has 30" in found.message
-        assert "training.warm_up_steps" in found.advice
+def test_rows_that_are_held_out_and_their_labels_are_told(
+    config: JobConfig, data: list[PrepareDataResponse], labels: list[str], words: str
+) -> None:
+    [note] = describe_data(config, data, labels)
+    assert re.search(words, note)
+
+
+def test_labels_of_held_out_rows_that_training_rows_have_are_not_told() -> None:
+    assert describe_data(with_data(held_out="b.jsonl"), WET, ["warm", "wet"]) == []
+
+
+def test_notes_stay_short() -> None:
+    places = {f"label {number}": f"b:{number}" for number in range(500)}
+    [note] = describe_data(with_data(held_out="b.jsonl"), [loaded(9, 500, **places)], [])
+    assert "label 104 (b:104), ..." in note and len(note) < 400
+
+
+def test_note_about_how_rows_were_read_comes_once() -> None:
+    data = [loaded(9, 1), loaded(9, 1)]
+    for each in data:
+        each.notes.append("a.conll: its tags are IOB1")
+    notes = describe_data(with_data(held_out="b.jsonl"), data, [])
+    assert notes == ["a.conll: its tags are IOB1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("classification", ["3 of 100 training rows", "2 of 20 held-out rows", "max_length = {}"]),
+        ("ner", ["2 of 20 held-out rows are cut", "misses"]),
+        ("instruction", ["3 of 103 training rows are left out", "2 of 20 held-out rows"]),
+    ],
+)
+def test_long_rows_of_all_clusters_are_told(kind: str, said: list[str]) -> None:
+    data = [loaded(50, 10), loaded(50, 10)]
+    data[0].num_long_rows, data[1].num_long_rows = 1, 2
+    data[1].num_long_held_out_rows = 2
+    asked = with_data(kind, held_out="b.jsonl")
+    [note] = describe_data(asked, data, [])
+    assert all(words.format(asked.task.max_length) in note for words in said)
+
+
+def trouble(seconds: int, num_failures: int = 1) -> JobTrouble:
+    found = JobTrouble(num_failures=num_failures)
+    found.gives_up_at.FromSeconds(seconds)
+    found.missing.add(host_id="device-0").last_seen.FromSeconds(seconds)
+    return found
+
+
+def test_incident_is_published_and_logged_with_its_code(
+    progress: JobProgress, events: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        progress.tell(INCIDENT_CODE_HOST_LOST, "device-0 is lost", "device-0")
+    (event,) = published(events)
+    assert event.incident.code == INCIDENT_CODE_HOST_LOST
+    assert (event.incident.message, event.incident.host_ids) == ("device-0 is lost", ["device-0"])
+    (record,) = caplog.records
+    assert record.getMessage() == f"HOST_LOST job {progress.job_id}: device-0 is lost"
+    assert (record.__dict__["code"], record.__dict__["job_id"]) == ("HOST_LOST", progress.job_id)
+
+
+def test_trouble_with_other_times_is_not_published(progress: JobProgress, events: EventLog) -> None:
+    for one in (trouble(1), trouble(2), trouble(3, num_failures=2), JobTrouble()):
+        progress.set_trouble(one)
+    first, second, last = (event.status for event in published(events))
+    assert first.trouble == trouble(1)
+    assert second.trouble == trouble(3, num_failures=2)
+    assert not last.HasField("trouble")
+
+
+def test_listed_job_has_the_newest_times_which_its_file_and_its_end_do_not_have(
+    progress: JobProgress, store: JobStore, tmp_path: Path
+) -> None:
+    progress.set_trouble(trouble(1))
+    progress.set_trouble(trouble(2))
+    progress.save()
+    assert store.get(progress.job_id).status().trouble == trouble(2)
+    assert not JobStore(tmp_path).get(progress.job_id).status().HasField("trouble")
+    progress.end(JOB_STATE_FAILED, "given up")
+    assert not store.get(progress.job_id).status().HasField("trouble")
+
+
+FIRST = RoundCommitted(num_rounds=1, round_seconds=2.0)
+
+
+def test_result_of_a_round_is_stored_with_its_evaluation(
+    progress: JobProgress, store: JobStore, events: EventLog
+) -> None:
+    progress.round_committed(FIRST)
+    progress.evaluated(Evaluation(num_rounds=0, metric="accuracy", value=0.25))
+    progress.evaluated(Evaluation(num_rounds=1, metric="accuracy", value=0.5))
+    result = store.find_result(progress.job_id, 0)
+    assert result is not None and result.evaluation is not None
+    assert (result.committed.round_seconds, result.evaluation.value) == (2.0, 0.5)
+    assert store.find_result(progress.job_id, 1) is None
+    kinds = [event.WhichOneof("event") for event in published(events)]
+    assert kinds == ["round_committed", "evaluation", "evaluation"]
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_full_disk_or_damage_takes_the_result_of_a_round_but_not_the_job(
+    progress: JobProgress,
+    events: EventLog,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_full: bool,
+) -> None:
+    results = tmp_path / "jobs" / progress.job_id / "results"
+    if is_full:
+        results.write_text("in the way")
+    progress.round_committed(FIRST)
+    if not is_full:
+        [file] = results.iterdir()
+        file.write_text("{", encoding="utf-8")
+        progress.evaluated(Evaluation(num_rounds=1, metric="accuracy", value=0.5))
+    assert "round 1" in caplog.text
+    first, *others = published(events)
+    assert first.round_committed.round_seconds == 2.0
+    assert [event.evaluation.value for event in others] == [0.5] * (not is_full)
+
+
+def assert_warns(warning: JobWarning | None, words: str, advice: str) -> None:
+    assert warning is not None
+    assert words in warning.message
+    assert advice in warning.advice
+
+
+def test_warm_up_that_takes_most_of_the_training() -> None:
+    for warm_up in (15, "auto", 0):
+        short = job({"rounds": 6, "local_steps": 5, "warm_up_steps": warm_up})
+        assert long_warm_up(short) is None
+    found = long_warm_up(job({"rounds": 6, "local_steps": 5, "warm_up_steps": 31}))
+    assert_warns(found, "31 steps", "training.warm_up_steps")
+    assert_warns(found, "has 30", "")
 
 
 def test_short_training_with_the_preset_of_ner_has_a_short_warm_up() -> None:
@@ -46,22 +213,18 @@ def test_short_training_with_the_preset_of_ner_has_a_short_warm_up() -> None:
     assert long_warm_up(short) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "warns"),
-    [([], False), (["model.lora.r=4"], False), (["model.lora.r=4", "model.pretrained="], True)],
-)
-def test_adapter_of_random_weights(settings: list[str], warns: bool) -> None:
-    warning = random_base(load_preset("classification", settings))
-    assert (warning is not None) == warns
-    if warning is not None:
-        assert "are random" in warning.message and "model.pretrained" in warning.advice
+def test_adapter_of_random_weights() -> None:
+    for settings in ([], ["model.lora.r=4"]):
+        assert random_base(load_preset("classification", settings)) is None
+    without = load_preset("classification", ["model.lora.r=4", "model.pretrained="])
+    assert_warns(random_base(without), "random", "model.pretrained")
 
 
 def test_cluster_with_fewer_rows_than_a_round_takes() -> None:
     warning = few_rows(job(), [500, 32])
-    assert warning is not None
-    assert "cluster 1 has 32 training rows, but a round takes 80" in warning.message
-    assert "2.5 times" in warning.message and "training.local_steps to 2" in warning.advice
+    assert_warns(warning, "cluster 1 has 32 ", "training.local_steps to 2")
+    assert_warns(warning, "takes 80", "")
+    assert_warns(warning, "2.5 times", "")
     assert few_rows(job(), [500, 80]) is None
 
 
@@ -84,7 +247,7 @@ def test_same_answer_for_all_rows_is_told_at_the_end_or_if_it_lasts() -> None:
 
 def train(
     config: JobConfig, loss: Callable[[int], float], noise: float = 0.1, first: int = 1
-) -> list[Any]:
+) -> list[JobWarning]:
     """Trains two clusters whose losses are normal around a mean, and returns the warnings."""
     chance, looking, found = random.Random(7), FlatLoss(), []
     steps = config.training.local_steps
@@ -94,9 +257,8 @@ def train(
             RoundSummary(losses=[mean * chance.gauss(1.0, noise) for mean in means])
             for _ in range(2)
         ]
-        found.append(
-            looking.look_at(config, RoundCommitted(num_rounds=number, summaries=summaries))
-        )
+        committed = RoundCommitted(num_rounds=number, summaries=summaries)
+        found.append(looking.look_at(config, committed))
     return [warning for warning in found if warning is not None]
 
 
@@ -104,11 +266,8 @@ def test_loss_that_stays_or_rises_is_told() -> None:
     demo = load_preset("demo")
     [warning] = train(demo, lambda step: 2.0, noise=0.03)
     assert warning.code == scheduler_pb2.WARNING_CODE_FLAT_LOSS
-    assert (
-        "the loss does not fall: its mean was 1.9921 in the first quarter of 40 steps"
-        in warning.message
-    )
-    assert "training.learning_rate" in warning.advice
+    assert_warns(warning, "1.9921", "training.learning_rate")
+    assert_warns(warning, "40 steps", "")
     assert train(demo, lambda step: 2.0 + step / 40)
 
 
@@ -130,9 +289,8 @@ def test_flat_end_after_a_fall_a_warm_up_and_a_resumed_job_are_not_told() -> Non
 def test_loss_of_a_long_job_is_looked_at_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collapipe.scheduler.job_warnings._MOST_LOSSES", 64)
     config = load_preset("demo", ["training.rounds=60"])
-    [*_, warning] = train(config, lambda step: 2.0, noise=0.03)
+    assert train(config, lambda step: 2.0, noise=0.03)
     assert not train(config, lambda step: 2.0 / (1 + step / 600))
-    assert "the loss does not fall" in warning.message
 
 
 def committed(number: int, **busy: float) -> RoundCommitted:
@@ -146,14 +304,13 @@ def committed(number: int, **busy: float) -> RoundCommitted:
 
 
 def test_device_that_waits_in_two_rounds_is_told_with_its_seconds() -> None:
-    looking = WaitingDevices()
-    busy = {"unit": 0.1, "fast": 1.0, "slow": 20.0, "edge": 0.1}
-    assert looking.look_at(committed(1, **busy)) is None
-    assert looking.look_at(committed(2, **{**busy, "fast": 5.0})) is None
-    assert looking.look_at(committed(3, **busy)) is None
+    looking, busy = WaitingDevices(), {"unit": 0.1, "fast": 1.0, "slow": 20.0, "edge": 0.1}
+    for number, seconds in ((1, 1.0), (2, 5.0), (3, 1.0)):
+        assert looking.look_at(committed(number, **busy | {"fast": seconds})) is None
     warning = looking.look_at(committed(4, **busy))
+    assert_warns(warning, "round 4, fast ", "")
+    assert_warns(warning, "29.0 of 30.0 s", "")
     assert warning is not None
-    assert "round 4, fast waited for 29.0 of 30.0 s, as in" in warning.message
     assert "slow" not in warning.message and "edge" not in warning.message
     hanging = WaitingDevices()
     for number in (1, 2, 3):
@@ -177,25 +334,58 @@ def counters(busy: float, overrun: float) -> list[Series]:
 def test_emulation_that_does_not_hold_is_told_with_the_host() -> None:
     hosts = {"a:1": "device-0"}
     warning = slow_emulation(counters(20.0, 1.0), hosts)
-    assert warning is not None
-    assert "took 1.0 s longer than it should, 5% of the 20.0 s" in warning.message
-    assert "most of it on device-0" in warning.message and "time_scale" in warning.advice
+    assert_warns(warning, "took 1.0 s", "time_scale")
+    assert_warns(warning, "5% of the 20.0 s", "")
+    assert_warns(warning, "device-0", "")
     assert slow_emulation(counters(20.0, 0.3), hosts) is None
     assert slow_emulation(counters(2.0, 0.1), hosts) is None
     assert slow_emulation(counters(20.0, 1.0), {"b:1": "device-1"}) is None
 
 
-def test_warning_is_an_event_and_is_told_once(tmp_path: Path) -> None:
-    events, jobs = EventLog(), JobStore(tmp_path)
-    progress = JobProgress(jobs.create(job({"rounds": 1})), jobs, events)
+def test_warning_is_an_event_and_is_told_once(store: JobStore, events: EventLog) -> None:
+    progress = JobProgress(store.create(job({"rounds": 1})), store, events)
     for _ in range(2):
         progress.evaluated(Evaluation(num_rounds=1, num_rows=9, one_answer=True))
         for number in (1, 2):
             progress.round_committed(committed(number, unit=1.0, fast=0.1, edge=1.0))
-    events.close()
-    told = [event.warning for event in events.watch(20.0) if event and event.HasField("warning")]
+    told = [event.warning for event in published(events) if event.HasField("warning")]
     assert [warning.code for warning in told] == [
         scheduler_pb2.WARNING_CODE_ONE_CLASS,
         scheduler_pb2.WARNING_CODE_WAITING_DEVICE,
     ]
     assert all(warning.message and warning.advice for warning in told)
+
+
+@pytest.mark.parametrize(
+    ("changes", "unusual"),
+    [
+        ({0: 1.0, 1: 1.0, 2: 4.0}, {2: 4.0}),
+        ({0: 1.0, 1: 1.0, 2: 3.0}, {}),
+        ({0: 8.0, 1: 2.0, 2: 2.0, 5: 8.0}, {0: 4.0, 5: 4.0}),
+        ({0: 1.0, 1: 100.0}, {}),
+        ({0: 0.0, 1: 0.0, 2: 1.0}, {}),
+        ({}, {}),
+    ],
+)
+def test_changes_of_clusters_are_compared_with_the_median(
+    changes: dict[int, float], unusual: dict[int, float]
+) -> None:
+    assert unusual_clusters(changes) == unusual
+
+
+def test_cluster_with_unusual_changes_is_told_once(progress: JobProgress, events: EventLog) -> None:
+    looking = UnusualChanges(progress)
+    plans = [
+        Plan(cluster_index=index, stages=[Stage(host_id=f"control-unit-{index}")])
+        for index in range(4)
+    ]
+    usual, unusual = {0: 1.0, 1: 1.0, 2: 1.5}, {0: 1.0, 1: 1.0, 2: 5.2}
+    for round_index, changes in enumerate([usual, unusual, unusual, {}, unusual]):
+        looking.look_at(round_index, changes, plans)
+    first, second = (event.incident for event in published(events))
+    for incident in (first, second):
+        assert incident.code == scheduler_pb2.INCIDENT_CODE_UNUSUAL_CHANGE
+        assert list(incident.host_ids) == ["control-unit-2"]
+    for words in ("cluster 2", "round 2", "5.2 times"):
+        assert words in first.message
+    assert "round 5" in second.message

@@ -1,15 +1,75 @@
+"""What the scheduler knows of hosts and links, from rounds, profiles and probes."""
+
 import math
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
+from collapipe.errors import InvalidInputError
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler import profiling
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.scheduler.round_problem import link_pairs
 from collapipe.telemetry.estimates import ClusterEstimate, Estimates, HostEstimate, LinkEstimate
+from collapipe.v1.link_pb2 import MeasureLinkRequest, MeasureLinkResponse
+
+from .jobs import hosts
+
+UNREACHABLE = "device-1"
+
+
+class Probed:
+    """Answers probes, and records which met a busy host. The first two can end only together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy: list[str] = []
+        self._num_begun = 0
+        self._together = threading.Barrier(2)
+        self.clashes: list[set[str]] = []
+
+    def call(self, method: Any, request: MeasureLinkRequest, sender: str, limit: float) -> Any:
+        with self._taking_part({sender, request.host_id}) as number:
+            if number <= 2:
+                self._together.wait(60)
+        if sender == UNREACHABLE:
+            raise InvalidInputError("this host cannot send")
+        return MeasureLinkResponse(goodput_bps=1e6, round_trip_seconds=0.01)
+
+    @contextmanager
+    def _taking_part(self, ends: set[str]) -> Iterator[int]:
+        with self._lock:
+            if ends & set(self._busy):
+                self.clashes.append(ends)
+            self._busy += ends
+            self._num_begun += 1
+            number = self._num_begun
+        yield number
+        with self._lock:
+            for end in ends:
+                self._busy.remove(end)
+
+
+def test_every_link_is_probed_while_no_host_takes_part_in_two_probes_at_a_time(
+    channels: ChannelPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed, of = Probed(), hosts(num_devices=4)
+    monkeypatch.setattr(profiling, "call", probed.call)
+    found = profiling.probe_links(of, channels)
+    pairs = link_pairs(of.clusters[0], of.edge_server)
+    assert found.keys() == {f"{sender}>{receiver}" for sender, receiver in pairs}
+    assert probed.clashes == []
+    for name, link in found.items():
+        assert link.capacity_bps == (0.0 if name.startswith(f"{UNREACHABLE}>") else 1e6)
+
 
 LINK = "device-0>device-1"
+Source = Literal["guess", "profile", "rounds"]
 
 
 def learn(known: Knowledge, share: float = math.inf, **estimates: object) -> Knowledge:
@@ -21,46 +81,64 @@ def seen(seconds: float, micro_batches: float = 20) -> dict[str, HostEstimate]:
     return {"device-0": HostEstimate(seconds_per_sample=seconds, micro_batches=micro_batches)}
 
 
-def carried(bps: float, **more: float) -> dict[str, LinkEstimate]:
-    return {LINK: LinkEstimate(goodput_bps=bps, transfer_bytes=1e6, **more)}
+def carried(bps: float, num_bytes: float = 1e6, **more: float) -> dict[str, LinkEstimate]:
+    return {LINK: LinkEstimate(goodput_bps=bps, transfer_bytes=num_bytes, **more)}
+
+
+def device(seconds: float, source: Source = "profile", profile: float = 0.0) -> Knowledge:
+    """Knows the time of a block on a device, and the time in its last profile."""
+    host = HostKnowledge(
+        seconds_per_sample=seconds, source=source, profiled_seconds_per_sample=profile
+    )
+    return Knowledge(hosts={"device-0": host})
+
+
+def link(**known: float) -> Knowledge:
+    return Knowledge(links={LINK: LinkKnowledge(**known)})
 
 
 def push(known: Knowledge, *seconds: float) -> None:
     """Each device pushes 8 Mbit. `seconds` are the times from the common start to each end."""
-    names = [f"device-{k}>edge-server" for k in range(len(seconds))]
     known.update_weights_rates(
-        {name: (1e6, each) for name, each in zip(names, seconds, strict=True)}
+        {f"device-{k}>edge-server": (1e6, each) for k, each in enumerate(seconds)}
     )
 
 
 def probe(known: Knowledge, bps: float, working: Collection[str] = ("edge-server",)) -> None:
-    link = LinkKnowledge(capacity_bps=bps)
-    known.update_idle({}, {"device-0>edge-server": link}, working)
+    probed_link = LinkKnowledge(capacity_bps=bps)
+    known.update_idle({}, {"device-0>edge-server": probed_link}, working)
 
 
 def push_bps(known: Knowledge, device: int = 0) -> float | None:
-    link = known.links.get(f"device-{device}>edge-server")
-    return link.weights_bps if link else None
+    found = known.links.get(f"device-{device}>edge-server")
+    return found.weights_bps if found else None
 
 
-def probed(bps: float) -> Knowledge:
-    link = LinkKnowledge(capacity_bps=bps, probed_bps=bps)
-    return Knowledge(links={"device-0>edge-server": link})
+@pytest.fixture
+def probed() -> Knowledge:
+    """Knows an uplink of 100 Mbit/s from a probe."""
+    uplink = LinkKnowledge(capacity_bps=1e8, probed_bps=1e8)
+    return Knowledge(links={"device-0>edge-server": uplink})
 
 
-def test_first_measurement_replaces_the_profile() -> None:
-    known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, source="profile")})
-    learn(known, hosts=seen(1.1))
-    assert known.hosts["device-0"] == HostKnowledge(seconds_per_sample=1.1, source="rounds")
-
-
-@pytest.mark.parametrize(("source", "expected"), [("guess", 1.1), ("profile", 1.0)])
-def test_single_micro_batch_replaces_only_a_guess(
-    source: Literal["guess", "profile"], expected: float
+@pytest.mark.parametrize(
+    ("known", "measured", "expected", "source"),
+    [
+        (device(1.0, "profile"), [seen(1.1)], 1.1, "rounds"),
+        (device(1.0, "profile"), [seen(1.1, micro_batches=1)], 1.0, "profile"),
+        (device(1.0, "guess"), [seen(1.1, micro_batches=1)], 1.1, "guess"),
+        (Knowledge(), [seen(1.0), seen(1.2)], 1.1, "rounds"),
+        (Knowledge(), [seen(1.0), seen(4.0)], 4.0, "rounds"),
+        (Knowledge(), [seen(1.0), {"device-0": HostEstimate()}], 1.0, "rounds"),
+    ],
+)
+def test_measurements_replace_guesses_and_profiles_and_are_averaged_if_they_are_similar(
+    known: Knowledge, measured: list[dict[str, HostEstimate]], expected: float, source: Source
 ) -> None:
-    known = Knowledge(hosts={"device-0": HostKnowledge(seconds_per_sample=1.0, source=source)})
-    learn(known, hosts=seen(1.1, micro_batches=1))
-    assert known.hosts["device-0"].seconds_per_sample == expected
+    for estimates in measured:
+        learn(known, hosts=estimates)
+    host = known.hosts["device-0"]
+    assert (host.seconds_per_sample, host.source) == (pytest.approx(expected), source)
 
 
 def test_time_of_half_blocks_is_divided_by_their_work() -> None:
@@ -94,16 +172,6 @@ def test_deferred_share_is_averaged_and_stays_without_a_measurement() -> None:
     assert known.hosts["device-0"].deferred_share == pytest.approx(0.31)
 
 
-def test_similar_measurements_are_averaged() -> None:
-    known = learn(learn(Knowledge(), hosts=seen(1.0)), hosts=seen(1.2))
-    assert known.hosts["device-0"].seconds_per_sample == pytest.approx(1.1)
-
-
-def test_very_different_measurement_replaces_the_average() -> None:
-    known = learn(learn(Knowledge(), hosts=seen(1.0)), hosts=seen(4.0))
-    assert known.hosts["device-0"].seconds_per_sample == 4.0
-
-
 def test_block_time_of_a_host_without_blocks_follows_its_embedding() -> None:
     known = Knowledge(hosts={"control-unit": HostKnowledge(seconds_per_sample=2.0)})
     for seconds in (0.1, 0.4):
@@ -125,40 +193,30 @@ def test_block_time_of_a_host_without_blocks_follows_its_embedding() -> None:
     assert host.seconds_per_sample == 5.0
 
 
-def test_host_without_a_measurement_keeps_its_value() -> None:
-    known = learn(learn(Knowledge(), hosts=seen(1.0)), hosts={"device-0": HostEstimate()})
-    assert known.hosts["device-0"].seconds_per_sample == 1.0
-
-
-def test_link_that_delivers_less_than_its_share_has_that_capacity() -> None:
-    known = learn(Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6)}), 8e6, links=carried(2e6))
-    assert known.links[LINK].capacity_bps == 2e6
-
-
-def test_link_that_delivers_its_share_keeps_a_higher_capacity() -> None:
-    known = learn(Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6)}), 2e6, links=carried(2e6))
-    assert known.links[LINK].capacity_bps == 9e6
+@pytest.mark.parametrize(
+    ("capacity_bps", "share", "measured", "expected"),
+    [
+        (9e6, 8e6, carried(2e6), 2e6),  # The link delivers less than its share.
+        (9e6, 2e6, carried(2e6), 9e6),
+        (9e6, math.inf, carried(1.0, num_bytes=100), 9e6),
+    ],
+)
+def test_capacity_of_a_link_is_what_it_delivers_if_its_share_does_not_limit_it(
+    capacity_bps: float, share: float, measured: dict[str, LinkEstimate], expected: float
+) -> None:
+    known = learn(link(capacity_bps=capacity_bps), share, links=measured)
+    assert known.links[LINK].capacity_bps == expected
 
 
 def test_capacity_of_a_link_limited_by_its_share_grows_so_that_it_is_tested() -> None:
-    known = Knowledge(links={LINK: LinkKnowledge(capacity_bps=2e6)})
-    learn(known, 2e6, links=carried(2e6))  # the link is fast again, but its share limits it
+    # The link is fast again, but its share limits it.
+    known = learn(link(capacity_bps=2e6), 2e6, links=carried(2e6))
     assert known.links[LINK].capacity_bps > 2e6
-
-
-def test_rate_measured_on_a_few_bytes_is_ignored() -> None:
-    few = {LINK: LinkEstimate(goodput_bps=1.0, transfer_bytes=100)}
-    known = learn(Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6)}), links=few)
-    assert known.links[LINK].capacity_bps == 9e6
 
 
 def test_radio_that_delivers_half_of_the_formula_has_half_the_efficiency() -> None:
     # With a signal-to-noise ratio of 1, a bandwidth of 1 MHz gives 1 Mbit/s.
-    state = {
-        "channel_gain": 1e-9,
-        "noise_watts_per_hertz": 1e-16,
-        "transmit_power_watts": 0.1,
-    }
+    state = {"channel_gain": 1e-9, "noise_watts_per_hertz": 1e-16, "transmit_power_watts": 0.1}
     known = learn(Knowledge(), 1e6, links=carried(5e5, **state))
     assert known.links[LINK].efficiency == pytest.approx(0.5)
     assert (known.links[LINK].gain, known.links[LINK].noise_watts_per_hertz) == (1e-9, 1e-16)
@@ -179,27 +237,15 @@ def test_energy_queue_grows_above_the_budget_and_shrinks_below_it() -> None:
 
 
 def test_profile_of_an_unused_device_is_scaled_by_the_ratio_of_the_others() -> None:
-    known = Knowledge(
-        hosts={
-            name: HostKnowledge(
-                seconds_per_sample=seconds, source="profile", profiled_seconds_per_sample=seconds
-            )
-            for name, seconds in (("device-0", 1.0), ("device-1", 4.0))
-        }
-    )
+    known = device(1.0, profile=1.0)
+    known.hosts["device-1"] = device(4.0, profile=4.0).hosts["device-0"]
     learn(known, hosts=seen(0.5))  # the texts are half as long as those of the profile
     assert known.hosts["device-1"].seconds_per_sample == 2.0
     assert known.hosts["device-1"].source == "profile"
 
 
 def test_unused_device_changes_by_the_ratio_of_its_profiles() -> None:
-    known = Knowledge(
-        hosts={
-            "device-0": HostKnowledge(
-                seconds_per_sample=0.5, source="rounds", profiled_seconds_per_sample=1.0
-            )
-        }
-    )
+    known = device(0.5, "rounds", profile=1.0)
     known.update_idle({"device-0": 1.1}, {})  # this difference is noise
     assert known.hosts["device-0"].seconds_per_sample == 0.5
     known.update_idle({"device-0": 0.25}, {})
@@ -207,22 +253,18 @@ def test_unused_device_changes_by_the_ratio_of_its_profiles() -> None:
 
 
 def test_device_that_slowed_down_in_use_recovers_when_its_profile_does() -> None:
-    profiled = HostKnowledge(
-        seconds_per_sample=1.0, source="profile", profiled_seconds_per_sample=2.0
-    )
-    known = learn(Knowledge(hosts={"device-0": profiled}), hosts=seen(1.0))
+    known = learn(device(1.0, profile=2.0), hosts=seen(1.0))
     learn(known, hosts=seen(4.0))  # it is so slow now that no round uses it
-    known.update_idle({"device-0": 8.0}, {})
-    assert known.hosts["device-0"].seconds_per_sample == pytest.approx(4.0)
-    known.update_idle({"device-0": 2.0}, {})
-    assert known.hosts["device-0"].seconds_per_sample == pytest.approx(1.0)
+    for profile, expected in ((8.0, 4.0), (2.0, 1.0)):
+        known.update_idle({"device-0": profile}, {})
+        assert known.hosts["device-0"].seconds_per_sample == pytest.approx(expected)
 
 
 def test_unused_link_has_the_rate_of_its_last_probe() -> None:
-    known = Knowledge(links={LINK: LinkKnowledge(capacity_bps=9e6, gain=1e-9)})
+    known = link(capacity_bps=9e6, gain=1e-9)
     known.update_idle({}, {LINK: LinkKnowledge(capacity_bps=2e6, round_trip_seconds=0.01)})
-    seen = known.links[LINK]
-    assert (seen.capacity_bps, seen.round_trip_seconds, seen.gain) == (2e6, 0.01, 1e-9)
+    found = known.links[LINK]
+    assert (found.capacity_bps, found.round_trip_seconds, found.gain) == (2e6, 0.01, 1e-9)
 
 
 def test_pushing_time_is_divided_among_the_hosts_that_still_send() -> None:
@@ -241,74 +283,68 @@ def test_host_that_sends_more_bytes_gets_no_lower_rate() -> None:
     assert known.links["b>edge-server"].weights_bps == pytest.approx(8e6)
 
 
-def test_transfer_of_a_few_bytes_is_ignored() -> None:
-    known = Knowledge()
-    known.update_weights_rates({"device-0>edge-server": (100, 3.0)})
-    assert push_bps(known) is None
-
-
-@pytest.mark.parametrize("probed_while_slow", [True, False])
-@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize(
+    ("pushed", "probed_while_slow"),
+    [
+        ([1.0, 50.0], False),
+        ([1.0, 50.0], True),
+        ([1.0, 50.0, 50.0], False),
+        ([1.0, 50.0, 50.0], True),
+        ([50.0], True),  # The link was slow from the start, but after the probe.
+    ],
+)
 def test_rate_of_weights_is_forgotten_when_the_link_is_restored(
-    rounds: int, probed_while_slow: bool
+    probed: Knowledge, pushed: list[float], probed_while_slow: bool
 ) -> None:
-    known = probed(1e8)
-    push(known, 1.0)
-    for _ in range(rounds):
-        push(known, 50.0)
+    for seconds in pushed:
+        push(probed, seconds)
     if probed_while_slow:
-        probe(known, 2e6)
-        assert push_bps(known) == pytest.approx(8e6 / 50)
-    probe(known, 1e8)
-    assert push_bps(known) is None  # the link is measured again
+        probe(probed, 2e6)
+        assert push_bps(probed) == pytest.approx(8e6 / 50)
+    probe(probed, 1e8)
+    assert push_bps(probed) is None  # the link is measured again
 
 
-def test_rate_of_weights_on_a_link_that_was_slow_from_the_start_is_forgotten() -> None:
-    known = probed(1e8)  # the probe ran before the link became slow
-    push(known, 50.0, 1.0)
-    probe(known, 2e6)
-    assert push_bps(known) < 2e5  # type: ignore[operator]
-    probe(known, 1e8)
-    assert push_bps(known) is None
+def test_device_that_is_slow_for_another_reason_is_tried_again_only_once(probed: Knowledge) -> None:
+    push(probed, 1.0)
+    push(probed, 50.0)
+    probe(probed, 1e8)
+    assert push_bps(probed) is None  # it may be fast again
+    push(probed, 50.0)
+    probe(probed, 1e8)
+    assert push_bps(probed) == pytest.approx(8e6 / 50)
 
 
-def test_device_that_is_slow_for_another_reason_is_tried_again_only_once() -> None:
-    known = probed(1e8)
-    push(known, 1.0)
-    push(known, 50.0)
-    probe(known, 1e8)
-    assert push_bps(known) is None  # it may be fast again
-    push(known, 50.0)
-    probe(known, 1e8)
-    assert push_bps(known) == pytest.approx(8e6 / 50)
-
-
-def test_link_that_became_faster_while_in_use_keeps_its_rate() -> None:
-    known = probed(1e8)
+def test_link_that_became_faster_while_in_use_keeps_its_rate(probed: Knowledge) -> None:
     for seconds in (1.0, 50.0, 1.0):
-        push(known, seconds)
-    probe(known, 1e8)
-    assert push_bps(known) == pytest.approx(8e6)
+        push(probed, seconds)
+    probe(probed, 1e8)
+    assert push_bps(probed) == pytest.approx(8e6)
 
 
-@pytest.mark.parametrize("change", ["noise", "working", "failed probe"])
-def test_probe_without_new_information_leaves_the_rate_of_weights(change: str) -> None:
-    known = probed(1e8)
-    push(known, 50.0)
-    probe(
-        known,
-        {"noise": 1.4e8, "working": 9e8, "failed probe": 0.0}[change],
-        {"working": ["device-0", "edge-server"]}.get(change, ["edge-server"]),
-    )
-    assert push_bps(known) == pytest.approx(8e6 / 50)
+@pytest.mark.parametrize(
+    ("bps", "working"),
+    [
+        (1.4e8, ["edge-server"]),  # This is noise.
+        (9e8, ["device-0", "edge-server"]),
+        (0.0, ["edge-server"]),  # The probe failed.
+    ],
+)
+def test_probe_without_new_information_leaves_the_rate_of_weights(
+    probed: Knowledge, bps: float, working: list[str]
+) -> None:
+    push(probed, 50.0)
+    probe(probed, bps, working)
+    assert push_bps(probed) == pytest.approx(8e6 / 50)
 
 
-def test_much_smaller_transfer_does_not_change_the_rate_of_weights() -> None:
+def test_small_transfers_do_not_change_the_rate_of_weights() -> None:
     known = Knowledge()
     for num_bytes, seconds, expected in (
+        (100, 3.0, None),
         (1_000_000, 1.0, 8e6),
         (49_999, 0.5, 8e6),  # With LoRA, later rounds move little, and its fixed costs count.
         (50_000, 0.5, 8e5),
     ):
-        known.update_weights_rates({"a>b": (num_bytes, seconds)})
-        assert known.links["a>b"].weights_bps == pytest.approx(expected)
+        known.update_weights_rates({"device-0>edge-server": (num_bytes, seconds)})
+        assert push_bps(known) == (expected and pytest.approx(expected))

@@ -1,20 +1,17 @@
-"""How attempts at a round are recorded; whole jobs run in tests/integration."""
+"""How attempts at a round are recorded, and what the rounds of a private job add up to; whole jobs run in tests/integration."""
 
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from pydantic import ValidationError
 
-from collapipe.errors import (
-    AttemptFailedError,
-    InfeasibleError,
-    InvalidInputError,
-    WrongStateError,
-)
+from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
@@ -23,13 +20,18 @@ from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.late_clusters import LateClusters
+from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
 from collapipe.scheduler.round_runner import RoundRunner, _check_rows
+from collapipe.scheduler.round_sum import evaluation_delay
 from collapipe.v1.control_unit_pb2 import RoundPrepared
 from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan
 
 from .jobs import SIZES, hosts, job
+
+LIMIT_SECONDS = 60.0
+SECURE = {"clusters": 3, "averaging": {"secure": True}}
 
 
 class Decision:
@@ -71,79 +73,91 @@ class ScriptedPlanner:
         pass
 
 
-def run_round(
+class Runner(RoundRunner):
+    """A runner whose clusters fail."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        document: JobDocument,
+        planner: Any,
+        commit: Commit,
+        num_rows: Sequence[int] = (),
+        **options: Any,
+    ) -> None:
+        progress = JobProgress(document, store, EventLog())
+        prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [*num_rows], [])
+        channels = ChannelPool(Security.insecure())
+        super().__init__(progress, prepared, planner, channels, HostCalls(5.0), **options)
+
+    def _run_cluster(self, *_: Any, **__: Any) -> RoundPrepared:
+        raise AttemptFailedError("a cluster failed")
+
+
+def fail_round(
     store: JobStore,
     document: JobDocument,
     planner: ScriptedPlanner,
     round_index: int = 0,
     anew_since: int = 0,
-) -> None:
-    """Runs a round that fails in its clusters."""
-    channels = ChannelPool(Security.insecure())
-    progress = JobProgress(document, store, EventLog())
+) -> RoundDocument:
+    """Runs a round that fails in its clusters, and returns its record."""
     commit = Commit(num_rounds=round_index)
     commit.restore_point.num_rounds = round_index
     commit.restore_point.anew_since = anew_since
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [], [])
-    runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))  # type: ignore[arg-type]
+    with pytest.raises(AttemptFailedError):
+        Runner(store, document, planner, commit).run(local_steps=1)
+    return store.round(document.job_id, round_index)
 
-    def fail(*_: Any, **__: Any) -> None:
-        raise AttemptFailedError("a cluster failed")
 
-    runner._run_cluster = fail  # type: ignore[method-assign,assignment]
-    runner.run(local_steps=1)
+def micro_batches_of(record: RoundDocument) -> list[int]:
+    return [plan.num_micro_batches for plan in record.plans]
 
 
 def test_retry_counts_the_attempt_and_keeps_the_micro_batches_of_each_cluster(
-    tmp_path: Path,
+    tmp_path: Path, store: JobStore, document: JobDocument
 ) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(job())
-    with pytest.raises(AttemptFailedError):
-        run_round(store, document, ScriptedPlanner("device-0", 8, 2))
-    assert store.round(document.job_id, 0).attempt == 0
+    assert fail_round(store, document, ScriptedPlanner("device-0", 8, 2)).attempt == 0
     restarted = JobStore(tmp_path)
     (document,) = restarted.take_over(abandon=False)
-    with pytest.raises(AttemptFailedError):
-        run_round(restarted, document, ScriptedPlanner("device-1", 4, 4))
-    retried = restarted.round(document.job_id, 0)
-    assert retried.attempt == 1
-    assert [plan.num_micro_batches for plan in retried.plans] == [8, 2]
+    retried = fail_round(restarted, document, ScriptedPlanner("device-1", 4, 4))
+    assert (retried.attempt, micro_batches_of(retried)) == (1, [8, 2])
     assert {plan.plan_id for plan in retried.plans} == {"device-1"}  # other hosts may run it
 
 
-def test_only_a_repeated_round_keeps_its_number_of_steps(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(job())
-    longer = job()
-    longer = longer.model_copy(
-        update={"training": longer.training.model_copy(update={"rounds": 99})}
-    )
-    planner = ScriptedPlanner("device-0", 4)
-    for round_index in range(2):
-        with pytest.raises(AttemptFailedError):
-            run_round(store, document, planner, round_index)
+def test_only_repeated_rounds_keep_their_steps(store: JobStore, document: JobDocument) -> None:
+    planner, longer = ScriptedPlanner("device-0", 4), job({"rounds": 99})
+    fail_round(store, document, ScriptedPlanner("device-0", 8))
+    second = fail_round(store, document, planner, 1)
+    assert (second.attempt, micro_batches_of(second)) == (0, [4]), "each round decides its own"
     document.num_rounds_reached = 1  # the second round was never committed
     document = document.model_copy(update={"config_json": longer.to_json()})
-    for round_index in range(2):
-        with pytest.raises(AttemptFailedError):
-            run_round(store, document, planner, round_index)
-    steps = [store.round(document.job_id, index).total_steps for index in range(2)]
+    steps = [fail_round(store, document, planner, index).total_steps for index in range(2)]
     assert steps == [job().total_steps, longer.total_steps]
     assert steps[0] != steps[1]
 
 
-def test_rounds_after_a_return_without_optimizer_states_are_decided_anew(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(job())
+def test_rounds_after_a_return_are_decided_anew(store: JobStore, document: JobDocument) -> None:
     document.num_rounds_reached = 1
     for attempt, micro_batches, expected in ((0, 8, 8), (2, 4, 4), (3, 2, 4)):
         document.attempt = attempt
-        with pytest.raises(AttemptFailedError):
-            planner = ScriptedPlanner("device-0", micro_batches)
-            run_round(store, document, planner, anew_since=1 if attempt else 0)
-        recorded = store.round(document.job_id, 0)
-        assert recorded.plans[0].num_micro_batches == expected
+        planner = ScriptedPlanner("device-0", micro_batches)
+        recorded = fail_round(store, document, planner, anew_since=1 if attempt else 0)
+        assert micro_batches_of(recorded) == [expected]
+
+
+def test_attempt_without_a_plan_records_nothing(store: JobStore, document: JobDocument) -> None:
+    runner = Runner(store, document, ScriptedPlanner("device-0", feasible=False), Commit())
+    with pytest.raises(InfeasibleError):
+        runner.run(local_steps=1)
+    assert store.find_round(document.job_id, 0) is None
+
+
+def test_retry_may_need_other_micro_batches(store: JobStore, document: JobDocument) -> None:
+    fail_round(store, document, ScriptedPlanner("device-0", 8))
+    document.num_rounds_reached = 1
+    other = ScriptedPlanner("device-1", 2, refuses_earlier=True)
+    assert micro_batches_of(fail_round(store, document, other)) == [2]
 
 
 class CommitReachedError(Exception):
@@ -169,86 +183,79 @@ def run_to_commit(
     Returns:
         The clusters that trained, and the late ones that the commit would leave out.
     """
+    trained: list[int] = []
+    left_out: list[int] = []
+    began, have_ended = threading.Barrier(len(ended)), threading.Barrier(len(ended))
+    is_decided = threading.Event()
+
+    class ToCommit(Runner):
+        def _run_cluster(
+            self,
+            plan: Plan,
+            decision: Any,
+            recorded: RoundDocument,
+            late: LateClusters,
+            masking: Any,
+            *,
+            evaluation_only: bool,
+        ) -> RoundPrepared:
+            index = plan.cluster_index
+            if index not in late.late:
+                trained.append(index)
+                late.training_began()
+                if index in ended:
+                    began.wait(LIMIT_SECONDS)
+                    late.ended(index)
+                    have_ended.wait(LIMIT_SECONDS)
+                    late.decide()
+                    is_decided.set()
+                else:
+                    assert is_decided.wait(LIMIT_SECONDS) and index in late.decide()
+            summary = RoundSummary(local_steps=1)
+            return RoundPrepared(state=ClusterState(cluster_index=index), summary=summary)
+
+        def _commit_round(
+            self, attempt: Attempt, states: Sequence[ClusterState], **options: Any
+        ) -> CommitRoundResponse:
+            assert [state.cluster_index for state in states] == [0, 1, 2]
+            left_out.extend(options["late_clusters"])
+            if document.job.averaging.secure:
+                assert options["unmasking"] == [i for i in range(3) if i not in left_out]
+            # A commit that the scheduler does not see must be repeated with the same clusters.
+            assert store.round(document.job_id, 0).late_clusters == left_out
+            raise CommitReachedError
+
+        def _masking(self, attempt: Attempt, recorded: RoundDocument, late: LateClusters) -> Any:
+            assert recorded.total_samples == 2 * (5 + 6 + 7)
+            return Masks(store, document.job_id)
+
     states = [ClusterState(cluster_index=index) for index in range(3)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [5, 6, 7], [])
-    progress = JobProgress(document, store, EventLog())
-    planner: Any = ScriptedPlanner("device-0", 4, 4, 4)
-    channels = ChannelPool(Security.insecure())
-    runner = RoundRunner(progress, prepared, planner, channels, HostCalls(5.0))
-    trained, left_out = [], []
-    has_ended = threading.Barrier(max(len(ended), 1))
-
-    def run_cluster(
-        plan: Plan,
-        decision: Decision,
-        recorded: RoundDocument,
-        late: LateClusters,
-        masking: Masks | None,
-        *,
-        evaluation_only: bool,
-    ) -> RoundPrepared:
-        index = plan.cluster_index
-        if index not in late.late:
-            trained.append(index)
-            late.training_began()
-            if index in ended:
-                has_ended.wait(5)
-                late.ended(index)
-            else:
-                while index not in late.decide():
-                    time.sleep(0.01)
-        summary = RoundSummary(local_steps=1)
-        return RoundPrepared(state=ClusterState(cluster_index=index), summary=summary)
-
-    def commit_round(attempt: Attempt, states: Sequence[ClusterState], **options: Any) -> Commit:
-        assert [state.cluster_index for state in states] == [0, 1, 2]
-        left_out.extend(options["late_clusters"])
-        if document.job.averaging.secure:
-            assert options["unmasking"] == [i for i in range(3) if i not in left_out]
-        # A commit that the scheduler does not see must be repeated with the same clusters.
-        assert store.round(document.job_id, 0).late_clusters == left_out
-        raise CommitReachedError
-
-    def masks(attempt: Attempt, recorded: RoundDocument, late: LateClusters) -> Masks:
-        assert recorded.total_samples == 2 * (5 + 6 + 7)
-        return Masks(store, document.job_id)
-
-    runner._masking = masks  # type: ignore[method-assign,assignment]
-    runner._run_cluster = run_cluster  # type: ignore[method-assign,assignment]
-    runner._commit_round = commit_round  # type: ignore[method-assign,assignment]
+    planner = ScriptedPlanner("device-0", 4, 4, 4)
     with pytest.raises(CommitReachedError):
-        runner.run(local_steps=1)
+        ToCommit(store, document, planner, commit, [5, 6, 7]).run(local_steps=1)
     return sorted(trained), left_out
 
 
-def test_repeated_round_has_the_recorded_clusters_whatever_the_deadline_says(
-    tmp_path: Path,
-) -> None:
-    store = JobStore(tmp_path)
-    schedule = {"min_clusters": 2, "round_deadline_seconds": 1e-6}
-    three = {**job().model_dump(), "clusters": 3}
-    three["schedule"] |= schedule
-    document = store.create(JobConfig.model_validate(three))
+def three_clusters(deadline: float = 1e-6, **more: Any) -> JobConfig:
+    return job(more={"clusters": 3, **more}, min_clusters=2, round_deadline_seconds=deadline)
+
+
+def test_repeated_round_has_the_recorded_clusters(store: JobStore) -> None:
+    document = store.create(three_clusters())
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
     # It was not committed, so others may be late in the next attempt.
     document.attempt = 1
     assert run_to_commit(store, document, ended=[1, 2]) == ([0, 1, 2], [0])
     document.attempt, document.num_rounds_reached = 2, 1  # the commit was found
     assert run_to_commit(store, document, ended=[1, 2]) == ([1, 2], [0])
-    three["schedule"] |= {"round_deadline_seconds": 0}
-    changes = {"config_json": JobConfig.model_validate(three).to_json(), "attempt": 3}
+    changes = {"config_json": three_clusters(deadline=0).to_json(), "attempt": 3}
     document = document.model_copy(update=changes)
     assert run_to_commit(store, document, ended=[1, 2]) == ([1, 2], [0])
 
 
-def test_round_whose_masks_were_revealed_has_the_same_clusters_even_if_it_was_not_committed(
-    tmp_path: Path,
-) -> None:
-    store = JobStore(tmp_path)
-    secure = {**job().model_dump(), "clusters": 3, "averaging": {"secure": True}}
-    secure["schedule"] |= {"min_clusters": 2, "round_deadline_seconds": 1e-6}
-    document = store.create(JobConfig.model_validate(secure))
+def test_round_whose_masks_were_revealed_keeps_its_clusters(store: JobStore) -> None:
+    document = store.create(three_clusters(averaging={"secure": True}))
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
     document.attempt = 1
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 2], [1])
@@ -257,75 +264,123 @@ def test_round_whose_masks_were_revealed_has_the_same_clusters_even_if_it_was_no
 def test_masked_round_with_too_many_rows_is_refused_before_anything_is_revealed() -> None:
     prepared = [RoundPrepared(state=ClusterState(num_samples=rows)) for rows in (5, 900, 7)]
     _check_rows(prepared, {1}, 18)
-    with pytest.raises(WrongStateError, match="912 rows, cluster 1 alone on 900, .* is 18"):
+    with pytest.raises(WrongStateError, match=r"912 rows.* 1 .* 900.* 18"):
         _check_rows(prepared, set(), 18)
 
 
-def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    longer = {**job().model_dump(), "training": {"rounds": 9}}
-    document = store.create(JobConfig.model_validate(longer))
-    progress = JobProgress(document, store, EventLog())
+def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(store: JobStore) -> None:
     commit, moved = Commit(num_rounds=4), Commit(num_rounds=4)
     commit.restore_point.num_rounds, commit.candidate.num_rounds = 2, 3
     moved.restore_point.num_rounds = 3
 
-    class Runner(RoundRunner):
+    class Moving(Runner):
         def _commit_round(self, *_: Any, **__: Any) -> CommitRoundResponse:
             return CommitRoundResponse(commit=moved)
 
-    prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [], [])
-    channels, planner = ChannelPool(Security.insecure()), ScriptedPlanner("device-0")
-    runner = Runner(progress, prepared, planner, channels, HostCalls(5.0), copied_candidate=3)  # type: ignore[arg-type]
-    assert runner.num_rounds == 3
+    document, planner = store.create(job({"rounds": 9})), ScriptedPlanner("device-0")
+    assert Moving(store, document, planner, commit, copied_candidate=3).num_rounds == 3
 
 
-def test_plan_with_blocks_on_the_edge_server_is_refused_if_it_may_not_see_them(
-    tmp_path: Path,
-) -> None:
+def test_blocks_that_the_edge_server_may_not_see_are_refused(store: JobStore) -> None:
     class OnEdgeServer(ScriptedPlanner):
         def decide(self, *args: Any, **options: Any) -> tuple[list[Plan], Decision]:
             plans, decision = super().decide(*args, **options)
             plans[0].stages.add(host_id="edge-server", start_unit=3, stop_unit=5)
             return plans, decision
 
-    store = JobStore(tmp_path)
-    document = store.create(
-        JobConfig.model_validate(
-            {**job().model_dump(), "clusters": 3, "averaging": {"secure": True}}
-        )
-    )
-    with pytest.raises(
-        InvalidInputError, match="units 3 to 4 on edge-server, which would then see"
+    document = store.create(job(more=SECURE))
+    runner = Runner(store, document, OnEdgeServer("device-0", 4, 4, 4), Commit())
+    with pytest.raises(InvalidInputError, match="units 3 to 4 on edge-server"):
+        runner.run(local_steps=1)
+
+
+def test_evaluation_delays_a_round_only_beyond_the_slowest_training() -> None:
+    evaluates = RoundSummary(training_seconds=5.0, evaluation_seconds=10.0)
+    trains = RoundSummary(training_seconds=14.0)
+    assert evaluation_delay([evaluates]) == 10.0
+    assert evaluation_delay([evaluates, trains]) == 1.0
+    assert evaluation_delay([trains]) == evaluation_delay([]) == 0.0
+
+
+def private_job(clusters: int = 5, **privacy: Any) -> JobConfig:
+    noise = {"noise_multiplier": 3.0, **privacy}
+    return job(more={"clusters": clusters, "privacy": noise})
+
+
+def after(num_rounds: int, config: JobConfig) -> PrivacyAccount:
+    return PrivacyAccount().after_rounds(config, num_rounds)
+
+
+def test_epsilon_of_rounds_of_different_sizes_is_that_of_dp_accounting() -> None:
+    few, many = private_job(3, delta=1e-4), private_job(9, delta=1e-4)
+    nothing = PrivacyAccount().loss(few)
+    assert (nothing.epsilon, nothing.update_epsilon) == (0, 0)
+    loss = after(4, few).after_rounds(many, 6).loss(many)
+    # All but one update together have the noise of the average.
+    for epsilon, multipliers in (
+        (loss.epsilon, (3.0, 3.0)),
+        (loss.update_epsilon, (3.0 / 2**0.5, 3.0 / 8**0.5)),
     ):
-        run_round(store, document, OnEdgeServer("device-0", 4, 4, 4))
+        accountant = PLDAccountant(value_discretization_interval=1e-3)
+        for multiplier, num_rounds in zip(multipliers, (4, 6), strict=True):
+            accountant.compose(GaussianDpEvent(multiplier), num_rounds)
+        assert epsilon == pytest.approx(accountant.get_epsilon(1e-4), rel=1e-3)
+    assert loss.delta == 1e-4
 
 
-def test_each_round_decides_its_own_micro_batches(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(job())
-    for round_index, micro_batches in enumerate((8, 4)):
-        with pytest.raises(AttemptFailedError):
-            planner = ScriptedPlanner("device-0", micro_batches)
-            run_round(store, document, planner, round_index)
-    second = store.round(document.job_id, 1)
-    assert (second.attempt, second.plans[0].num_micro_batches) == (0, 4)
+def test_every_attempt_counts_and_no_return_takes_it_back(tmp_path: Path, store: JobStore) -> None:
+    document = store.create(private_job())
+    epsilons = []
+    for _ in range(3):
+        fail_round(store, document, ScriptedPlanner("device-0", 4))
+        document = JobStore(tmp_path).get(document.job_id)  # what a restarted scheduler reads
+        epsilons.append(document.status().privacy_loss.epsilon)
+        document = store.roll_back(document.job_id, Commit(num_rounds=0, attempt=9))
+        assert document.status().privacy_loss.epsilon == epsilons[-1]
+    expected = [after(number, private_job()).loss(private_job()) for number in (1, 2, 3)]
+    assert epsilons == [loss.epsilon for loss in expected]
+    assert epsilons == sorted(set(epsilons))
+    without_noise = store.create(job())
+    fail_round(store, without_noise, ScriptedPlanner("device-0", 4))
+    assert not without_noise.status().HasField("privacy_loss")
 
 
-def test_attempt_that_cannot_be_planned_records_nothing(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(job())
-    with pytest.raises(InfeasibleError):
-        run_round(store, document, ScriptedPlanner("device-0", feasible=False))
-    assert store.find_round(document.job_id, 0) is None
+def test_rounds_are_allowed_up_to_the_largest_epsilon() -> None:
+    limit = after(7, private_job()).loss(private_job()).epsilon
+    config = private_job(max_epsilon=limit)
+    assert after(4, config).allows_rounds(config, 3)
+    assert not after(4, config).allows_rounds(config, 4)
 
 
-def test_retry_on_hosts_that_cannot_keep_its_micro_batches_records_others(tmp_path: Path) -> None:
-    store = JobStore(tmp_path)
-    document = store.create(job())
-    with pytest.raises(AttemptFailedError):
-        run_round(store, document, ScriptedPlanner("device-0", 8))
-    document.num_rounds_reached = 1
-    with pytest.raises(AttemptFailedError):
-        run_round(store, document, ScriptedPlanner("device-1", 2, refuses_earlier=True))
-    assert store.round(document.job_id, 0).plans[0].num_micro_batches == 2
+def test_job_that_may_not_train_a_round_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"1\.\d+.*max_epsilon is 1"):
+        check_first_round(private_job(max_epsilon=1.0))
+    check_first_round(private_job(max_epsilon=2.0))
+    check_first_round(job())
+
+
+def test_noise_of_all_but_one_of_the_fewest_clusters_is_that_of_the_average() -> None:
+    def shares(clusters: int = 5, **schedule: Any) -> int:
+        config = private_job(clusters)
+        schedule = {**config.schedule.model_dump(), **schedule}
+        return JobConfig.model_validate(
+            {**config.model_dump(), "schedule": schedule}
+        ).num_noise_shares
+
+    late = {"round_deadline_seconds": 10.0, "min_clusters": 3}
+    assert [shares(clusters) for clusters in (1, 2, 5)] == [1, 1, 4]
+    assert shares(**late) == 2
+    assert shares(**late, late_clusters="end_early") == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"averaging": {"rule": "median"}}, "averaging.rule .*'median'"),
+        ({"training": {"upload_codecs": ["fp32", "int8"]}}, r"upload_codecs .*'int8'\]"),
+        ({"privacy": {"max_epsilon": 1.0}}, "max_epsilon is 1"),
+    ],
+)
+def test_settings_that_void_a_guarantee_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        JobConfig.model_validate(private_job().model_dump() | changes)

@@ -48,17 +48,17 @@ def test_rounding_is_that_of_doubles_and_the_result_has_the_type_of_the_base() -
 
 @pytest.mark.parametrize("value", [7.001, -8.0, math.inf, math.nan])
 def test_change_that_the_ring_cannot_hold_is_refused(value: float) -> None:
-    with pytest.raises(DivergedError, match=r"layer\.weight has a weight that changed by"):
+    with pytest.raises(DivergedError, match="layer.weight"):
         to_ring(torch.tensor([value]), torch.zeros(1), 1, 2, "layer.weight")
 
 
 def test_more_rows_than_announced_are_refused() -> None:
-    with pytest.raises(WrongStateError, match="trained on 5 rows, but .* may have 4"):
+    with pytest.raises(WrongStateError, match=" 5 rows, .* 4"):
         to_ring(torch.zeros(1), torch.zeros(1), 5, 4, "w")
 
 
 def test_sum_with_a_mask_left_is_refused() -> None:
     generator = torch.Generator().manual_seed(0)
     masked = torch.randint(-(2**31), 2**31, (100,), dtype=torch.int64, generator=generator)
-    with pytest.raises(CorruptDataError, match="some mask was not removed"):
+    with pytest.raises(CorruptDataError, match="mask"):
         from_ring(torch.zeros(100), masked.to(torch.int32), 1, 2, "w")

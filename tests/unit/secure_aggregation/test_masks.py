@@ -79,15 +79,13 @@ def test_cluster_reveals_once_and_never_both_secrets_of_a_cluster() -> None:
     revealed = clusters[0].reveal([0, 1])
     assert set(revealed) == {0, 1, 2}
     for present in ([0, 1], [0, 1, 2], [0, 2]):
-        with pytest.raises(
-            WrongStateError, match="reveals no shares of job job, round 3, attempt 1"
-        ):
+        with pytest.raises(WrongStateError, match="round 3, attempt 1"):
             clusters[0].reveal(present)
 
 
 @pytest.mark.parametrize("present", [[0], [1, 2], [0, 1, 3]])
 def test_cluster_reveals_nothing_for_too_few_or_wrong_clusters(present: list[int]) -> None:
-    with pytest.raises(InvalidInputError, match="needs at least 2 of \\[0, 1, 2\\], itself"):
+    with pytest.raises(InvalidInputError, match=r"2 of \[0, 1, 2\]"):
         with_shared_secrets(3, 2)[0].reveal(present)
 
 
@@ -98,42 +96,36 @@ def test_too_few_or_wrong_shares_do_not_give_the_key_of_a_late_cluster() -> None
     too_few = {i: revealed[i] for i in (0, 1)}
     wrong = {**revealed, 2: {**revealed[2], 4: bytes(16)}}
     for shares in (too_few, wrong):
-        with pytest.raises(CorruptDataError, match="do not give the key of cluster"):
+        with pytest.raises(CorruptDataError, match="key of cluster"):
             RemainingMasks(NAME, keys_of(clusters), shares)
-    with pytest.raises(WrongStateError, match="cluster 2 has revealed shares of clusters"):
+    with pytest.raises(WrongStateError, match="cluster 2"):
         RemainingMasks(NAME, keys_of(clusters), {**revealed, 2: {0: bytes(16)}})
 
 
 def test_mask_hides_one_upload_only() -> None:
     clusters = {i: ClusterMasks(NAME, i, 3, 3) for i in range(3)}
-    with pytest.raises(WrongStateError, match="reveals no shares .* has not masked its upload"):
+    with pytest.raises(WrongStateError, match="not masked"):
         clusters[0].reveal([0, 1, 2])
     sent = {i: cluster.share(keys_of(clusters)) for i, cluster in clusters.items()}
     shares = {1: sent[1][0], 2: sent[2][0]}
-    with pytest.raises(WrongStateError, match="got shares of clusters \\[1\\] instead of"):
+    with pytest.raises(WrongStateError, match=r"clusters \[1\]"):
         clusters[0].receive({1: sent[1][0]})
     clusters[0].receive(shares)
-    with pytest.raises(WrongStateError, match="cannot mask its upload"):
+    with pytest.raises(WrongStateError, match="cannot mask"):
         clusters[0].receive(shares)
-    with pytest.raises(WrongStateError, match="has shared its secrets"):
+    with pytest.raises(WrongStateError, match="has shared"):
         clusters[0].share(keys_of(clusters))
 
 
-def test_clusters_that_were_shown_other_keys_cannot_read_their_shares() -> None:
+@pytest.mark.parametrize(("num_keys", "terms"), [(3, b"9 rows"), (2, b"900 rows")])
+def test_clusters_that_were_shown_other_keys_or_terms_cannot_read_their_shares(
+    num_keys: int, terms: bytes
+) -> None:
     clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(3)}
     public = keys_of(clusters)
-    sent_of_0 = clusters[0].share(public)
-    clusters[1].share({0: public[0], 1: public[1]})
-    with pytest.raises(CorruptDataError, match="the scheduler has shown other keys to cluster 0"):
-        clusters[1].receive({0: sent_of_0[1]})
-
-
-def test_clusters_that_were_told_other_terms_cannot_read_their_shares() -> None:
-    clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(2)}
-    public = keys_of(clusters)
-    sent_of_0 = clusters[0].share(public, b"9 rows")
-    clusters[1].share(public, b"900 rows")
-    with pytest.raises(CorruptDataError, match="cannot be decrypted"):
+    sent_of_0 = clusters[0].share({i: public[i] for i in range(num_keys)}, b"9 rows")
+    clusters[1].share({0: public[0], 1: public[1]}, terms)
+    with pytest.raises(CorruptDataError, match="cluster 0"):
         clusters[1].receive({0: sent_of_0[1]})
 
 
@@ -143,9 +135,7 @@ def test_encrypted_shares_of_another_length_are_refused() -> None:
     for cluster in clusters.values():
         cluster.share(public)
     short = encrypt(clusters[0]._share_encryption_key(0, 1), b"", clusters[0]._agreed())
-    with pytest.raises(
-        CorruptDataError, match="cluster 0 has sent shares of 0 bytes instead of 32"
-    ):
+    with pytest.raises(CorruptDataError, match="cluster 0 .* 0 bytes .* 32"):
         clusters[1].receive({0: short})
 
 
@@ -158,7 +148,7 @@ def test_point_of_small_order_is_no_public_key() -> None:
 def test_repeated_round_without_a_late_cluster_needs_all_others() -> None:
     clusters = {i: ClusterMasks(NAME, i, 3, 3) for i in (0, 2)}
     pass_shares(clusters, keys_of(clusters))
-    with pytest.raises(InvalidInputError, match="needs at least 2 of"):
+    with pytest.raises(InvalidInputError, match=" 2 of"):
         clusters[0].reveal([0])
     assert np.array_equal(unmasked_sum(clusters, [0, 2]), VALUES[0] + VALUES[2])
 
@@ -167,5 +157,5 @@ def test_repeated_round_without_a_late_cluster_needs_all_others() -> None:
 def test_too_few_keys_or_keys_without_ones_own_are_refused(chosen: list[int]) -> None:
     clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(3)}
     public = keys_of(clusters)
-    with pytest.raises(InvalidInputError, match="take part in the masks|lack those that cluster 0"):
+    with pytest.raises(InvalidInputError, match="mask|cluster 0"):
         clusters[0].share({i: public[i] for i in chosen})

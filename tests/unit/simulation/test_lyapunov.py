@@ -9,7 +9,7 @@ from collapipe.simulation import Scenario, StrategyRun, run_strategy
 
 from .scenarios import document, scenario
 
-_ROUNDS = 300
+_ROUNDS = 150
 _LOW, _HIGH = 1.0, 10.0
 """Values of V."""
 _BUDGETS = (12.0, 35.0, 35.0)
@@ -56,40 +56,22 @@ def test_average_energy_is_within_budget_for_every_device(
         assert device.mean_energy_joules <= 1.005 * device.energy_budget_joules
 
 
-def test_energy_of_later_rounds_is_within_budget_for_a_large_penalty_weight(
-    runs: Mapping[float, StrategyRun],
-) -> None:
-    # A backlog that no longer grows shows it, because (12) adds the excess of each round.
-    rounds = runs[_HIGH].rounds[_ROUNDS // 2 :]
-    assert (rounds[-1].backlog_max - rounds[0].backlog_max) / len(rounds) < 0.02
-
-
-def test_delay_falls_and_backlog_grows_with_the_penalty_weight(
+def test_delay_falls_and_backlog_grows_with_the_penalty_weight_but_not_with_time(
     runs: Mapping[float, StrategyRun],
 ) -> None:
     low, high = runs[_LOW], runs[_HIGH]
     assert _mean(high, lambda r: r.delay_seconds) < 0.97 * _mean(low, lambda r: r.delay_seconds)
     assert _mean(high, lambda r: r.backlog_mean) > 2 * _mean(low, lambda r: r.backlog_mean)
-
-
-def test_device_with_a_low_budget_gets_fewer_blocks(runs: Mapping[float, StrategyRun]) -> None:
-    unlimited = run_strategy(_scenario(_LOW, budgets=None), "dssra", 0)
-    before, after = (
-        [device.blocks / device.num_rounds for device in run.devices]
-        for run in (unlimited, runs[_LOW])
-    )
-    assert before[0] >= 4  # Without budgets it is as fast as the second device.
-    assert after[0] < 0.6 * before[0]
-    assert sum(after) == pytest.approx(sum(before))
+    # Later rounds keep the budget: (12) adds the excess of each round.
+    rounds = high.rounds[_ROUNDS // 2 :]
+    assert (rounds[-1].backlog_max - rounds[0].backlog_max) / len(rounds) < 0.02
 
 
 def test_delay_that_the_hysteresis_costs_vanishes_with_a_large_penalty_weight() -> None:
-    best, small, large = (
-        _mean(
-            run_strategy(_scenario(weight, budgets=None, hysteresis=hysteresis), "dssra", 0),
-            lambda r: r.delay_seconds,
-        )
-        for weight, hysteresis in ((100.0, 0.0), (100.0, 0.05), (1600.0, 0.05))
-    )
-    assert small > 1.05 * best
-    assert large == pytest.approx(best, rel=0.05 * 100 / 1600)
+    def delay(weight: float, hysteresis: float) -> float:
+        config = _scenario(weight, budgets=None, hysteresis=hysteresis)
+        return _mean(run_strategy(config, "dssra", 0), lambda r: r.delay_seconds)
+
+    best = delay(100.0, 0.0)
+    assert delay(100.0, 0.05) > 1.05 * best
+    assert delay(1600.0, 0.05) == pytest.approx(best, rel=0.05 * 100 / 1600)

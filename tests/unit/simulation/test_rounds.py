@@ -1,24 +1,21 @@
 import math
+from typing import Any
 
 import pytest
 
-from collapipe.allocation import decide_round
-from collapipe.allocation.round_model.prediction import predict
-from collapipe.allocation.round_model.problem import RoundPlan, RoundProblem
+from collapipe.allocation import RoundPlan, RoundProblem, decide_round, predict
 from collapipe.allocation.round_model.weights_transfer import moved_states
+from collapipe.simulation import Scenario
 from collapipe.simulation.outcome import run_round
+from collapipe.simulation.records import RoundRecord
 from collapipe.simulation.rounds import num_rounds, run_scenario, run_strategy
 from collapipe.simulation.simulated_system import SimulatedSystem
 
 from .scenarios import RADIO, document, scenario
 
 
-def _with_memory(*gigabytes: float | None) -> list[dict[str, object]]:
-    devices = [
-        {"gigaflops": 10.0} | ({} if memory is None else {"memory_gb": memory})
-        for memory in gigabytes
-    ]
-    return [{"devices": devices}]
+def _with_memory(*gigabytes: float) -> list[dict[str, object]]:
+    return [{"devices": [{"gigaflops": 10.0, "memory_gb": memory} for memory in gigabytes]}]
 
 
 def test_every_round_has_a_record() -> None:
@@ -38,12 +35,11 @@ def test_every_round_has_a_record() -> None:
 
 def test_changed_plans_run_and_are_predicted() -> None:
     manual = [[3, 9]]
-    run = run_strategy(
-        scenario(),
-        "pipeline",
-        0,
-        change=lambda problem, plans: decide_round(problem, "manual", segments=manual).plans,
-    )
+
+    def change(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
+        return decide_round(problem, "manual", segments=manual).plans
+
+    run = run_strategy(scenario(), "pipeline", 0, change=change)
     assert [device.blocks for device in run.devices] == [9, 27]
     for record in run.rounds[1:]:  # The first one has no rates of weights that fit its plan.
         assert record.predicted_seconds == pytest.approx(record.delay_seconds, rel=0.2)
@@ -58,15 +54,14 @@ def test_same_seed_gives_the_same_rounds() -> None:
 
 
 def test_baseline_uses_the_fastest_number_of_micro_batches() -> None:
-    def delay(micro_batches: list[int]) -> tuple[float, int]:
+    def run(*micro_batches: int) -> RoundRecord:
         training = {"mini_batch": 32, "local_steps": 1, "micro_batches": micro_batches}
-        (record,) = run_strategy(scenario(training=training, rounds=1), "pipeline", 0).rounds
-        return record.delay_seconds, record.num_micro_batches
+        return run_strategy(scenario(training=training, rounds=1), "pipeline", 0).rounds[0]
 
-    single = {m: delay([m])[0] for m in (1, 4, 32)}
-    best = min(single, key=lambda m: single[m])
-    assert delay([1, 4, 32]) == (single[best], best)
-    assert len(set(single.values())) == 3
+    seconds = {run(m).delay_seconds: m for m in (1, 4, 32)}
+    assert len(seconds) == 3
+    best = run(1, 4, 32)
+    assert (best.delay_seconds, best.num_micro_batches) == min(seconds.items())
 
 
 def test_baseline_ignores_numbers_of_micro_batches_that_do_not_fit_memory() -> None:
@@ -83,23 +78,30 @@ def test_baseline_ignores_numbers_of_micro_batches_that_do_not_fit_memory() -> N
 
 
 @pytest.mark.parametrize(
-    "strategy", ["pipeline", "titanic", "titanic_best", "vanilla_fl", "proportional"]
+    ("strategy", "micro_batches", "num_rounds"),
+    [
+        ("dssra", [4], 3),
+        ("dssra", [2, 4], 3),
+        # A baseline chooses between two numbers of micro-batches before the first round.
+        ("pipeline", [2, 4], 1),
+        ("titanic", [2, 4], 1),
+        ("titanic_best", [2, 4], 1),
+        ("vanilla_fl", [2, 4], 1),
+        ("proportional", [2, 4], 1),
+    ],
 )
-def test_strategy_without_a_plan_is_recorded_with_its_reason(strategy: str) -> None:
-    run = run_strategy(scenario(clusters=_with_memory(0.5, 0.5)), strategy, 0)
-    (record,) = run.rounds
-    assert not record.feasible
-    assert record.reason
-    assert record.delay_seconds == 0.0
-    assert [device.num_rounds for device in run.devices] == [0, 0]
-
-
-@pytest.mark.parametrize("micro_batches", [[4], [2, 4]])
-def test_rounds_without_a_plan_of_any_strategy_are_recorded(micro_batches: list[int]) -> None:
+def test_strategy_without_a_plan_is_recorded_with_its_reason(
+    strategy: str, micro_batches: list[int], num_rounds: int
+) -> None:
     training = {"mini_batch": 8, "micro_batches": micro_batches}
     small = scenario(training=training, clusters=_with_memory(0.5, 0.5))
-    run = run_strategy(small, "dssra", 0)
-    assert [record.feasible for record in run.rounds] == [False] * 3
+    run = run_strategy(small, strategy, 0)
+    assert len(run.rounds) == num_rounds
+    for record in run.rounds:
+        assert not record.feasible
+        assert record.reason
+        assert record.delay_seconds == 0.0
+    assert [device.num_rounds for device in run.devices] == [0, 0]
 
 
 def test_backlog_grows_while_energy_is_over_budget() -> None:
@@ -108,10 +110,9 @@ def test_backlog_grows_while_energy_is_over_budget() -> None:
     run = run_strategy(scenario(clusters=clusters, rounds=3), "pipeline", 0)
     over = run.rounds[0].energy_over_budget_max
     assert over > 1
-    assert [record.backlog_max for record in run.rounds] == pytest.approx(
-        [k * (over - 1) for k in (1, 2, 3)]
-    )
-    assert run.devices[0].backlog == run.rounds[-1].backlog_max
+    backlogs = [record.backlog_max for record in run.rounds]
+    assert backlogs == pytest.approx([k * (over - 1) for k in (1, 2, 3)])
+    assert run.devices[0].backlog == backlogs[-1]
     # The penalty is the same in the last two rounds. The drift is the backlog times energy over budget.
     drift = [record.objective for record in run.rounds]
     assert drift[2] - drift[1] == pytest.approx((over - 1) * over)
@@ -149,22 +150,22 @@ def test_absent_devices_are_in_no_plan(strategy: str) -> None:
 def test_blocks_of_an_absent_device_come_from_the_edge_server() -> None:
     system = SimulatedSystem(scenario(), 0)
     drawn = system.draw(0)
-    before = system.problem(drawn, micro_batch_options=(4,))
+    options = {"micro_batch_options": (4,)}
+    before = system.problem(drawn, **options)
     previous = decide_round(before, "manual", segments=[[6, 6]]).plans
-    gone = system.problem(
-        system.without(drawn, ["device-0-1"]), previous=previous, micro_batch_options=(4,)
-    )
+    rest = system.without(drawn, ["device-0-1"])
+    gone = system.problem(rest, previous=previous, **options)
     plans = decide_round(gone, "proportional").plans
-    weights, optimizer = gone.model.weights_bytes(7, 13), gone.model.optimizer_bytes(7, 13)
+    num_bytes = gone.model.weights_bytes(7, 13) + gone.model.optimizer_bytes(7, 13)
     (cluster,) = gone.clusters
     moved = moved_states(gone, cluster, cluster.devices[0], 1, 13)
-    assert list(moved) == [("edge-server", weights + optimizer)]
-    stays = system.problem(drawn, previous=plans, micro_batch_options=(4,))
+    assert list(moved) == [("edge-server", num_bytes)]
+    stays = system.problem(drawn, previous=plans, **options)
     first, second = (run_round(problem, plans).seconds for problem in (gone, stays))
-    assert first - second == pytest.approx(8 * (weights + optimizer) / 1e8)
+    assert first - second == pytest.approx(8 * num_bytes / 1e8)
 
 
-def test_a_device_with_an_empty_battery_is_gone() -> None:
+def test_device_with_an_empty_battery_is_gone() -> None:
     clusters = document()["clusters"]
     per_round = run_strategy(scenario(), "pipeline", 0).devices[0].mean_energy_joules
     clusters[0]["devices"][0]["battery_joules"] = 2.5 * per_round
@@ -176,56 +177,49 @@ def test_a_device_with_an_empty_battery_is_gone() -> None:
     # The mean of a round counts both devices.
     total = sum(2 * record.energy_joules_mean for record in run.rounds)
     assert first.energy_joules + second.energy_joules == pytest.approx(total)
-
-
-def test_rounds_after_the_last_device_is_empty_have_no_plan() -> None:
-    devices = [{"gigaflops": 40.0, "busy_watts": 10.0, "battery_joules": 1e-3}]
-    run = run_strategy(scenario(clusters=[{"devices": devices}]), "pipeline", 0)
-    assert [record.feasible for record in run.rounds] == [True, False, False]
-    assert run.devices[0].empty_after == 1
+    del clusters[0]["devices"][1]
+    run = run_strategy(scenario(clusters=clusters, rounds=4), "pipeline", 0)
+    assert [record.feasible for record in run.rounds] == [True, True, False, False]
+    assert run.devices[0].empty_after == 2
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "dssra"])
 def test_prediction_contains_the_interference_of_its_plans(strategy: str) -> None:
-    clusters = document()["clusters"]
-    clusters[0]["count"] = 2
-    near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}
-    run = run_strategy(scenario(channel=near, clusters=clusters), strategy, 0)
-    silent = run_strategy(
-        scenario(channel=near | {"interference": "none"}, clusters=clusters), strategy, 0
+    run, silent = (
+        run_strategy(_near(document()["clusters"], interference), strategy, 0)
+        for interference in ("clusters", "none")
     )
     for record, alone in zip(run.rounds, silent.rounds, strict=True):
         assert record.predicted_seconds / record.delay_seconds == pytest.approx(1.0, abs=0.2)
         assert record.delay_seconds > 1.2 * alone.delay_seconds
 
 
+def _near(clusters: list[dict[str, Any]], interference: str) -> Scenario:
+    """Returns two such clusters, so near that each hears the other one."""
+    clusters[0]["count"] = 2
+    near = RADIO | {"interference": interference, "fading": "none", "area_radius_m": 10}
+    return scenario(channel=near, clusters=clusters)
+
+
 def test_decision_is_the_best_answer_to_its_own_interference() -> None:
     # Energy has a price, so powers differ, and each decision changes the interference for the next one.
     clusters = document()["clusters"]
-    clusters[0]["count"] = 2
     for device in clusters[0]["devices"]:
         device["energy_budget_joules"] = 1.0
-    near = RADIO | {"interference": "clusters", "fading": "none", "area_radius_m": 10}
-    config = scenario(channel=near, clusters=clusters, rounds=3)
     settled: list[float] = []
 
     def record(problem: RoundProblem, plans: RoundPlan) -> RoundPlan:
         settled.append(predict(problem, plans).objective)
         return plans
 
-    run = run_strategy(config, "dssra", 0, change=record)
+    run = run_strategy(_near(clusters, "clusters"), "dssra", 0, change=record)
     assert run.rounds[-1].backlog_max > 0
     assert len(settled) > len(run.rounds)
     assert settled[-1] == pytest.approx(settled[-2], rel=2e-3)
 
 
 def test_per_micro_batch_updates_run() -> None:
-    training = {
-        "mini_batch": 8,
-        "local_steps": 2,
-        "micro_batches": [4],
-        "update_per": "micro_batch",
-    }
+    training = document()["training"] | {"micro_batches": [4], "update_per": "micro_batch"}
     # On a shared wire all transfers take turns, so that (6) is exact.
     channel = {"kind": "wire", "rate_bps": 1e8, "shared_rate_bps": 1e8}
     for record in run_strategy(scenario(training=training, channel=channel), "pipeline", 0).rounds:
@@ -249,11 +243,3 @@ def test_scenario_runs_every_value_strategy_and_seed_in_order() -> None:
     ]
     assert sum(done) == num_rounds(config) == 8
     assert all(math.isfinite(run.rounds[0].delay_seconds) for run in runs)
-
-
-def test_processes_that_share_the_work_get_the_same_results() -> None:
-    config = scenario(seeds=2, rounds=2)
-    alone, shared = run_scenario(config), run_scenario(config, jobs=2)
-    assert [[r.delay_seconds for r in run.rounds] for run in alone] == [
-        [r.delay_seconds for r in run.rounds] for run in shared
-    ]

@@ -12,52 +12,47 @@ from .scenarios import RADIO, document, scenario
 _READY = Path(__file__).parents[3] / "clients/experiments/scenarios"
 
 
+def _sweep(parameter: str, *values: float) -> dict[str, Any]:
+    return {"sweep": {"parameter": parameter, "values": list(values)}}
+
+
+def _devices(*devices: dict[str, Any]) -> dict[str, Any]:
+    return {"clusters": [{"devices": list(devices)}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"round": 3}, "tiny.toml: unknown key 'round'; did you mean 'rounds'"),
-        ({"rounds": 0}, "rounds = 0: .*greater than or equal to 1"),
-        ({"seeds": 0}, "seeds is 0: at least 1 seed"),
-        ({"seeds": [3, -1]}, "a seed is at least 0"),
+        ({"round": 3}, "tiny.toml: .*'round'.*'rounds'"),
+        ({"rounds": 0}, r"rounds = 0: .*\b1\b"),
+        ({"seeds": 0}, r"seeds is 0: .*\b1\b"),
+        ({"seeds": [3, -1]}, r"seed .*\b0\b"),
         ({"strategies": []}, "strategies"),
         ({"strategies": ["magic"]}, "strategies.0 = 'magic'"),
-        ({"model": {"name": "gpt"}}, "model.name = 'gpt': Input should be 'bert-base'"),
+        ({"model": {"name": "gpt"}}, "model.name = 'gpt'.*'bert-base'"),
         ({"clusters": []}, "clusters"),
-        ({"clusters": [{"devices": []}]}, "devices"),
-        ({"clusters": [{"devices": [{}]}]}, "a host needs a profile, or gigaflops"),
-        ({"clusters": [{"devices": [{"profile": "abacus"}]}]}, "no device profile 'abacus'"),
-        ({"clusters": [{"devices": [{"profil": "laptop"}]}]}, "did you mean 'profile'"),
+        (_devices(), "devices"),
+        (_devices({}), "profile.*gigaflops"),
+        (_devices({"profile": "abacus"}), "'abacus'"),
+        (_devices({"profil": "laptop"}), "'profile'"),
+        (
+            _devices({"gigaflops": 1, "battery_joules": 9, "energy_budget_joules": 3}),
+            "battery_joules = 9.*joules = 3",
+        ),
         ({"control_unit": {"gigaflops": -1.0}}, "control_unit.gigaflops = -1.0"),
         ({"channel": {"kind": "pigeon"}}, "channel"),
-        ({"channel": RADIO | {"bandwidth": 3}}, "did you mean 'bandwidth_hz'"),
-        ({"channel": RADIO | {"rate_bps": 3}}, "unknown key 'channel.radio.rate_bps'"),
+        ({"channel": RADIO | {"bandwidth": 3}}, "'bandwidth_hz'"),
+        ({"channel": RADIO | {"rate_bps": 3}}, "'channel.radio.rate_bps'"),
         ({"channel": {"kind": "wire", "rate_bps": float("nan")}}, "rate_bps"),
-        (
-            {"training": {"mini_batch": 8, "micro_batches": [3, 4]}},
-            r"\[3\], which do not divide the mini-batch of 8: use some of \[1, 2, 4, 8\]",
-        ),
-        ({"sweep": {"parameter": "speed", "values": [1]}}, "sweep.parameter"),
-        ({"sweep": {"parameter": "bandwidth", "values": []}}, "sweep.values"),
-        ({"sweep": {"parameter": "bandwidth", "values": [0]}}, "sweep.values has 0"),
-        ({"sweep": {"parameter": "heterogeneity", "values": [0.5]}}, "sweep.values has 0.5"),
-        ({"sweep": {"parameter": "devices_per_cluster", "values": [0]}}, "sweep.values has 0"),
-        (
-            {"sweep": {"parameter": "devices_per_cluster", "values": [1.5]}},
-            "not a whole number of devices",
-        ),
-        ({"sweep": {"parameter": "clusters", "values": [1.5]}}, "not a whole number of clusters"),
-        (
-            {"world": {"absence": 0.6}},
-            "absence is 0.6 with absence_rounds = 1: .* away at most 0.5 of the time",
-        ),
-        (
-            {
-                "clusters": [
-                    {"devices": [{"gigaflops": 1, "battery_joules": 9, "energy_budget_joules": 3}]}
-                ]
-            },
-            "battery_joules = 9 and energy_budget_joules = 3: give only one",
-        ),
+        ({"training": {"mini_batch": 8, "micro_batches": [3, 4]}}, r"\[3\].* 8: .*\[1, 2, 4, 8\]"),
+        (_sweep("speed", 1), "sweep.parameter"),
+        (_sweep("bandwidth"), "sweep.values"),
+        (_sweep("bandwidth", 0), "sweep.values.* 0"),
+        (_sweep("heterogeneity", 0.5), "sweep.values.* 0.5"),
+        (_sweep("devices_per_cluster", 0), "sweep.values.* 0"),
+        (_sweep("devices_per_cluster", 1.5), r"1\.5.*devices"),
+        (_sweep("clusters", 1.5), r"1\.5.*clusters"),
+        ({"world": {"absence": 0.6}}, "absence is 0.6.* = 1: .*0.5"),
     ],
 )
 def test_bad_scenario_says_what_is_wrong(changes: dict[str, Any], message: str) -> None:
@@ -65,71 +60,46 @@ def test_bad_scenario_says_what_is_wrong(changes: dict[str, Any], message: str) 
         read_scenario(document(**changes), "tiny.toml")
 
 
-def test_missing_channel_is_named() -> None:
-    without = document()
-    del without["channel"]
-    with pytest.raises(InvalidInputError, match="'channel' is missing"):
-        read_scenario(without, "tiny.toml")
-
-
 def test_all_mistakes_are_reported_together() -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        read_scenario(document(rounds=0, seed=1), "tiny.toml")
-    assert len(str(caught.value).splitlines()) == 2
+    given = document(rounds=0, seed=1)
+    del given["channel"]
+    with pytest.raises(InvalidInputError, match="'channel'") as caught:
+        read_scenario(given, "tiny.toml")
+    assert len(str(caught.value).splitlines()) == 3
 
 
 def test_micro_batches_default_to_every_divisor() -> None:
-    assert scenario(training={"mini_batch": 12}).training.micro_batch_options == (
-        1,
-        2,
-        3,
-        4,
-        6,
-        12,
-    )
+    options = scenario(training={"mini_batch": 12}).training.micro_batch_options
+    assert options == (1, 2, 3, 4, 6, 12)
 
 
 def test_sweep_makes_one_scenario_a_value() -> None:
-    swept = scenario(sweep={"parameter": "penalty_weight", "values": [1, 10]})
-    assert [(v, p.schedule.penalty_weight, p.sweep) for v, p in swept.points()] == [
-        (1, 1, None),
-        (10, 10, None),
-    ]
+    points = scenario(**_sweep("penalty_weight", 1, 10)).points()
+    found = [(value, point.schedule.penalty_weight, point.sweep) for value, point in points]
+    assert found == [(1, 1, None), (10, 10, None)]
     assert [value for value, _ in scenario().points()] == [None]
 
 
-def test_sweep_of_devices_repeats_the_list() -> None:
-    swept = scenario(sweep={"parameter": "devices_per_cluster", "values": [1, 3]})
-    one, three = (point.clusters[0].devices for _, point in swept.points())
-    assert [device.gigaflops for device in one] == [40.0]
-    assert [device.gigaflops for device in three] == [40.0, 10.0, 40.0]
-
-
-def test_sweep_of_clusters_repeats_the_list() -> None:
-    kinds = [
-        {"devices": [{"gigaflops": 40.0}], "count": 2},
-        {"devices": [{"gigaflops": 10.0}]},
-    ]
-    swept = scenario(clusters=kinds, sweep={"parameter": "clusters", "values": [1, 4]})
-    one, four = (
+def test_sweep_of_devices_or_clusters_repeats_the_list() -> None:
+    swept = scenario(**_sweep("devices_per_cluster", 1, 3)).points()
+    speeds = [[device.gigaflops for device in point.clusters[0].devices] for _, point in swept]
+    assert speeds == [[40.0], [40.0, 10.0, 40.0]]
+    kinds = _devices({"gigaflops": 40.0})["clusters"] + _devices({"gigaflops": 10.0})["clusters"]
+    kinds[0]["count"] = 2
+    speeds = [
         [cluster.devices[0].gigaflops for cluster in point.clusters for _ in range(cluster.count)]
-        for _, point in swept.points()
-    )
-    assert one == [40.0]
-    assert four == [40.0, 40.0, 10.0, 40.0]
+        for _, point in scenario(clusters=kinds, **_sweep("clusters", 1, 4)).points()
+    ]
+    assert speeds == [[40.0], [40.0, 40.0, 10.0, 40.0]]
 
 
-def test_sweep_of_bandwidth_sets_the_channel() -> None:
-    sweep = {"parameter": "bandwidth", "values": [5e6]}
-    ((_, wire),) = scenario(sweep=sweep).points()
-    ((_, radio),) = scenario(sweep=sweep, channel=RADIO).points()
+def test_sweep_of_bandwidth_or_budgets_sets_the_channel_or_every_device() -> None:
+    sweep = _sweep("bandwidth", 5e6)
+    ((_, wire),) = scenario(**sweep).points()
+    ((_, radio),) = scenario(**sweep, channel=RADIO).points()
     assert wire.channel.model_dump()["rate_bps"] == 5e6
     assert radio.channel.model_dump()["bandwidth_hz"] == 5e6
-
-
-def test_sweep_of_budgets_gives_every_device_one() -> None:
-    swept = scenario(sweep={"parameter": "energy_budget_joules", "values": [7]})
-    ((_, point),) = swept.points()
+    ((_, point),) = scenario(**_sweep("energy_budget_joules", 7)).points()
     assert [d.energy_budget_joules for d in point.clusters[0].devices] == [7, 7]
 
 

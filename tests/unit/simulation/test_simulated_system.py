@@ -1,8 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from collapipe.allocation import decide_round
-from collapipe.allocation.round_model.problem import LinkPlan, RadioLink, WiredLink
+from collapipe.allocation import LinkPlan, RadioLink, WiredLink, decide_round
 from collapipe.simulation.scenario import Scenario
 from collapipe.simulation.simulated_system import SimulatedSystem
 from collapipe.simulation.transformer_costs import TRANSFORMERS
@@ -16,13 +17,12 @@ def _two_clusters(**channel: object) -> Scenario:
     return scenario(clusters=clusters, channel=RADIO | channel)
 
 
+def _with_devices(*devices: dict[str, object], **changes: object) -> SimulatedSystem:
+    return SimulatedSystem(scenario(clusters=[{"devices": devices}], **changes), 0)
+
+
 def test_same_seed_gives_the_same_links_and_another_seed_others() -> None:
-    config = _two_clusters()
-    first, again, other = (
-        SimulatedSystem(config, 4),
-        SimulatedSystem(config, 4),
-        SimulatedSystem(config, 5),
-    )
+    first, again, other = (SimulatedSystem(_two_clusters(), seed) for seed in (4, 4, 5))
     assert np.array_equal(first.draw(3).links, again.draw(3).links)
     assert not np.array_equal(first.draw(3).links, other.draw(3).links)
     assert not np.array_equal(first.draw(3).links, first.draw(4).links)
@@ -39,20 +39,19 @@ def test_hosts_are_what_the_scenario_says() -> None:
 
 
 def test_given_values_replace_those_of_the_profile() -> None:
-    devices = [
-        {"profile": "laptop", "memory_gb": 1.5, "energy_budget_joules": 3.0, "idle_watts": 2.0}
-    ]
-    system = SimulatedSystem(scenario(clusters=[{"devices": devices}]), 0)
-    (device,) = system.devices
-    assert (device.memory_bytes, device.energy_budget_joules) == (1_500_000_000, 3.0)
-    assert (device.busy_watts, device.idle_watts) == (37.0, 2.0)
+    given = {"memory_gb": 1.5, "energy_budget_joules": 3.0, "idle_watts": 2.0}
+    system = _with_devices(
+        {"profile": "laptop"} | given, {"gigaflops": 10.0, "battery_joules": 60.0}, rounds=3
+    )
+    first, second = system.devices
+    assert (first.memory_bytes, first.energy_budget_joules) == (1_500_000_000, 3.0)
+    assert (first.busy_watts, first.idle_watts) == (37.0, 2.0)
+    assert second.energy_budget_joules == 20.0
+    assert system.batteries == {"device-0-1": 60.0}
 
 
 def test_spread_of_speeds_keeps_their_mean() -> None:
-    devices = [{"gigaflops": 10.0, "count": 8}]
-    system = SimulatedSystem(
-        scenario(clusters=[{"devices": devices}], world={"speed_spread": 5.0}), 0
-    )
+    system = _with_devices({"gigaflops": 10.0, "count": 8}, world={"speed_spread": 5.0})
     speeds = [1 / device.seconds_per_sample for device in system.devices]
     flops = TRANSFORMERS["bert-base"].block_flops(32)
     assert np.mean(speeds) * flops == pytest.approx(10e9)
@@ -89,14 +88,9 @@ def test_highest_modulation_limits_the_rate_of_near_hosts() -> None:
 def test_interference_between_clusters_grows_with_their_power() -> None:
     system = SimulatedSystem(_two_clusters(interference="clusters"), 0)
     drawn = system.draw(0)
-    problem = system.problem(drawn, micro_batch_options=(4,))
-    loud = decide_round(problem, "pipeline").plans
+    loud = decide_round(system.problem(drawn, micro_batch_options=(4,)), "pipeline").plans
     quiet = tuple(
-        type(plan)(
-            plan.stages,
-            plan.num_micro_batches,
-            tuple(LinkPlan("fp32", link.share, 0.01, 0.01) for link in plan.links),
-        )
+        replace(plan, links=tuple(LinkPlan("fp32", link.share, 0.01, 0.01) for link in plan.links))
         for plan in loud
     )
     silent, low, high = (
@@ -109,20 +103,13 @@ def test_interference_between_clusters_grows_with_their_power() -> None:
     alone = system.problem(drawn).clusters[0].links
     pair = ("device-0-0", "device-0-1")
     assert known[pair].noise_watts_per_hertz > alone[pair].noise_watts_per_hertz  # type: ignore[union-attr]
-
-
-def test_clusters_with_separate_bands_do_not_interfere() -> None:
-    system = SimulatedSystem(_two_clusters(), 0)
-    drawn = system.draw(0)
-    plans = decide_round(system.problem(drawn, micro_batch_options=(4,)), "pipeline").plans
-    assert not system.with_interference(drawn, plans).interference.any()
+    apart = SimulatedSystem(_two_clusters(), 0)  # Their bands are separate.
+    assert not apart.with_interference(apart.draw(0), loud).interference.any()
 
 
 def test_telemetry_noise_has_the_given_deviation() -> None:
-    devices = [{"gigaflops": 10.0, "count": 200}]
-    noisy = SimulatedSystem(
-        scenario(clusters=[{"devices": devices}], schedule={"telemetry_noise": 0.1}), 0
-    )
+    devices = {"gigaflops": 10.0, "count": 200}
+    noisy = _with_devices(devices, schedule={"telemetry_noise": 0.1})
     drawn = noisy.draw(0)
     known = noisy.as_known(drawn, 0)
     assert np.log(known.slowness / drawn.slowness).std() == pytest.approx(0.1, rel=0.2)
@@ -146,23 +133,24 @@ def test_rates_of_weights_are_those_of_the_links() -> None:
 
 def test_weights_have_the_whole_radio_channel_at_full_power() -> None:
     system = SimulatedSystem(_two_clusters(fading="none"), 0)
-    problem = system.problem(system.nominal())
-    for cluster in problem.clusters:
+    for cluster in system.problem(system.nominal()).clusters:
+        head = cluster.edge_server
         for device in cluster.devices:
-            up = cluster.links[device.host_id, "edge-server"]
+            up = cluster.links[device.host_id, head.host_id]
             assert device.push_bps == up.rate_bps(20e6, device.max_transmit_watts)
-            down = cluster.links["edge-server", device.host_id]
-            assert device.fetch_bps == down.rate_bps(20e6, cluster.edge_server.max_transmit_watts)
+            down = cluster.links[head.host_id, device.host_id]
+            assert device.fetch_bps == down.rate_bps(20e6, head.max_transmit_watts)
 
 
-def _with_absences(**world: float) -> Scenario:
+def _with_absences(seed: int, **world: float) -> SimulatedSystem:
     clusters = [{"count": 2, "devices": [{"gigaflops": 10.0, "count": 3}]}]
-    return scenario(clusters=clusters, rounds=2000, world={"absence": 0.4} | world)
+    config = scenario(clusters=clusters, rounds=1000, world={"absence": 0.4} | world)
+    return SimulatedSystem(config, seed)
 
 
 def test_devices_are_away_as_often_and_as_long_as_the_scenario_says() -> None:
-    system = SimulatedSystem(_with_absences(absence_rounds=4), 0)
-    present = np.array([system.draw(index).present for index in range(2000)])
+    system = _with_absences(0, absence_rounds=4)
+    present = np.array([system.draw(index).present for index in range(1000)])
     assert present[:, [0, 4, 8]].all()  # control units and edge server
     clusters = present[:, 1:4], present[:, 5:8]
     assert all(devices.any(axis=1).all() for devices in clusters)
@@ -174,12 +162,10 @@ def test_devices_are_away_as_often_and_as_long_as_the_scenario_says() -> None:
 
 
 def test_absences_depend_on_the_seed_only() -> None:
-    config = _with_absences()
-    first, again, other = (SimulatedSystem(config, seed).draw(5).present for seed in (1, 1, 2))
+    first, again, other = (_with_absences(seed).draw(5).present for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    always = SimulatedSystem(scenario(clusters=document()["clusters"]), 1)
-    assert always.draw(0).present.all()
+    assert SimulatedSystem(scenario(), 1).draw(0).present.all()
 
 
 def test_an_absent_device_has_no_part_in_the_problem() -> None:
@@ -190,10 +176,3 @@ def test_an_absent_device_has_no_part_in_the_problem() -> None:
     assert not any("device-0-1" in pair for pair in first.links)
     assert len(second.devices) == 2
     assert system.draw(0).present.all()
-
-
-def test_a_battery_sets_the_energy_budget() -> None:
-    devices = [{"gigaflops": 10.0, "battery_joules": 60.0}, {"gigaflops": 10.0}]
-    system = SimulatedSystem(scenario(clusters=[{"devices": devices}], rounds=3), 0)
-    assert [device.energy_budget_joules for device in system.devices] == [20.0, None]
-    assert system.batteries == {"device-0-0": 60.0}

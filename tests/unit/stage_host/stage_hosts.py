@@ -1,16 +1,13 @@
 """A stage host on loopback, with a control unit and a previous stage that call it."""
 
-import queue
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from collapipe.errors import CollapipeError
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
 from collapipe.rpc import ChannelPool, Outbox, Security, serve, within_silence
@@ -23,7 +20,6 @@ from collapipe.v1.plan_pb2 import Attempt, ModelSpec, Plan, SessionSettings, Sta
 from collapipe.v1.stage_pb2 import (
     ConfigureStage,
     ExchangeActivationsRequest,
-    ExchangeActivationsResponse,
     FinishRound,
     OpenLink,
     RunStageRequest,
@@ -53,6 +49,8 @@ class StageHost:
     resources: HostResources
     channels: ChannelPool
     configuration: ConfigureStage
+    streams: list["NeighbourStream"] = field(default_factory=list)
+    """Every stream that was opened, because gRPC cancels a call to which nothing refers."""
 
     @property
     def units(self) -> list[int]:
@@ -64,10 +62,11 @@ class StageHost:
         round_index: int = 0,
         job_id: str = "job",
         units: Iterable[UnitState] | None = None,
+        host_cluster: int = 0,
     ) -> ConfigureStage:
         """Returns a configuration as a control unit sends it."""
-        made = ConfigureStage()
-        made.CopyFrom(self.configuration)
+        made = ConfigureStage(host_cluster=host_cluster)
+        made.MergeFrom(self.configuration)
         made.attempt.MergeFrom(
             Attempt(job_id=job_id, round_index=round_index, attempt=attempt, plan_id="plan")
         )
@@ -85,11 +84,16 @@ class StageHost:
         session.expect("configured")
         return session
 
-    def stream(self, opening: OpenLink) -> "NeighbourStream":
-        return NeighbourStream(self, opening)
-
-    def opening(self, configure: ConfigureStage) -> OpenLink:
-        return OpenLink(attempt=configure.attempt, cluster_index=CLUSTER, stage_index=1)
+    def stream(
+        self, configure: ConfigureStage, change: OpenLink | None = None
+    ) -> "NeighbourStream":
+        """Opens the stream of the previous stage, with another opening message if a test says so."""
+        opening = OpenLink(attempt=configure.attempt, cluster_index=CLUSTER, stage_index=1)
+        if change is not None:
+            opening.MergeFrom(change)
+        made = NeighbourStream(self, opening)
+        self.streams.append(made)
+        return made
 
 
 LABELS = torch.tensor([0, 1, 2])
@@ -101,12 +105,11 @@ class Session:
 
     def __init__(self, host: StageHost, configure: ConfigureStage) -> None:
         self.configure = configure
-        self.waited_for: set[str] = set()
         self._requests: Outbox[RunStageRequest] = Outbox()
         self.send(RunStageRequest(configure=configure))
         stub = stage_pb2_grpc.StageServiceStub(host.channels.channel(host.address))
         self._call = stub.RunStage(iter(self._requests))
-        self._answers = within_silence(self._call, 20.0, "the host", lambda: "answer")
+        self._answers = within_silence(self._call, 60.0, "the host", lambda: "answer")
 
     def send(self, request: RunStageRequest) -> None:
         self._requests.put(request)
@@ -137,7 +140,6 @@ class Session:
         for answer in self._answers:
             if answer.WhichOneof("event") != "progress":
                 return answer
-            self.waited_for.add(answer.progress.waiting_for)
         return None
 
     def expect(self, event: str) -> RunStageResponse:
@@ -185,9 +187,8 @@ class NeighbourStream:
         self.send(StreamPart(open=opening))
         stub = stage_pb2_grpc.StageServiceStub(host.channels.channel(host.address))
         self._call = stub.ExchangeActivations(iter(self._parts))
-        self._arrived: queue.SimpleQueue[Frame | CollapipeError | None] = queue.SimpleQueue()
-        answers = within_silence(self._call, 20.0, "the host", lambda: "send a frame")
-        threading.Thread(target=self._receive, args=(answers,), daemon=True).start()
+        self._answers = within_silence(self._call, 60.0, "the host", lambda: "send a frame")
+        self._assembler = FrameAssembler()
 
     def send(self, part: StreamPart) -> None:
         self._parts.put(part)
@@ -200,35 +201,21 @@ class NeighbourStream:
 
     def receive(self) -> Frame | None:
         """Returns the next frame; `None` at the end. Raises the error that ended the stream."""
-        arrived = self._arrived.get(timeout=30)
-        if isinstance(arrived, CollapipeError):
-            raise arrived
-        return arrived
-
-    def close(self) -> None:
-        self._parts.close()
+        for part in self._answers:
+            frame = None
+            match part.WhichOneof("part"):
+                case "frame":
+                    self.codecs = {tensor.name: tensor.codec for tensor in part.frame.tensors}
+                    frame = self._assembler.begin(part.frame)
+                case "chunk":
+                    frame = self._assembler.add(part.chunk)
+            if frame is not None:
+                return frame
+        return None
 
     def vanish(self) -> None:
         self._call.cancel()
         self._parts.close()
-
-    def _receive(self, answers: Iterator[ExchangeActivationsResponse]) -> None:
-        assembler, frame = FrameAssembler(), None
-        try:
-            for part in answers:
-                kind = part.WhichOneof("part")
-                if kind == "frame":
-                    self.codecs = {tensor.name: tensor.codec for tensor in part.frame.tensors}
-                    frame = assembler.begin(part.frame)
-                elif kind == "chunk":
-                    frame = assembler.add(part.chunk)
-                if kind != "opened" and frame is not None:
-                    self._arrived.put(frame)
-                    frame = None
-        except CollapipeError as error:
-            self._arrived.put(error)
-        else:
-            self._arrived.put(None)
 
 
 def activation_frame(number: int = 0, step: int = 0) -> Frame:
@@ -238,6 +225,14 @@ def activation_frame(number: int = 0, step: int = 0) -> Frame:
         "attention_mask": torch.ones(3, 4, dtype=torch.int64),
     }
     return Frame(FrameKind.FORWARD, step, number, tensors)
+
+
+def train(session: Session, stream: NeighbourStream, num_steps: int = 1) -> None:
+    """Runs steps of one micro-batch each."""
+    for step in range(num_steps):
+        session.run_step(step, scale=1.0)
+        stream.send_frame(activation_frame(step=step))
+        session.expect("step_done")
 
 
 @contextmanager
@@ -302,7 +297,7 @@ def stage_host(
         settings=SessionSettings(
             training_json=TRAINING.model_dump_json(),
             total_steps=10,
-            silence_seconds=20,
+            silence_seconds=60,
             max_length=4,
         ),
         units=[

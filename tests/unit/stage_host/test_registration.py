@@ -1,24 +1,22 @@
 import logging
 import queue
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import grpc
 import pytest
-from unit.rpc.authorities import Authority
 
-from collapipe.certificates import pki
+from collapipe.certificates import Role
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
     InvalidInputError,
     NotFoundError,
+    PeerLostError,
     WrongStateError,
 )
-from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import registration
 from collapipe.stage_host.registration import Registration
 from collapipe.v1.scheduler_pb2 import (
@@ -28,19 +26,16 @@ from collapipe.v1.scheduler_pb2 import (
     RegisterHostRequest,
     RegisterHostResponse,
 )
-from collapipe.v1.scheduler_pb2_grpc import (
-    SchedulerServiceServicer,
-    add_SchedulerServiceServicer_to_server,
-)
 from collapipe.weights.blob_store import JobStores
 
-PLAIN = Security.insecure()
 
-
-class Scheduler(SchedulerServiceServicer):
-    """Records registrations and heartbeats. Refuses them as a test says."""
+class Scheduler(ChannelPool):
+    """Takes the place of the scheduler and of the channel to it. Refuses registrations and heartbeats as a test says."""
 
     def __init__(self) -> None:
+        super().__init__(Security.insecure())
+        self.asked: set[tuple[str, Role | None]] = set()
+        self.num_channels = 0
         self.heard: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.refuse_registration: list[CollapipeError] = []
         self.refuse_heartbeat: list[CollapipeError] = []
@@ -48,19 +43,25 @@ class Scheduler(SchedulerServiceServicer):
         self.least_grant = 0
         self.acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def RegisterHost(
-        self, request: RegisterHostRequest, context: grpc.ServicerContext
-    ) -> RegisterHostResponse:
+    def channel(self, address: str, role: Role | None = None, *, for_weights: bool = False) -> Any:
+        self.asked.add((address, role))
+        self.num_channels += 1
+        return self
+
+    def unary_unary(self, path: str, *_: object, **__: object) -> Callable[..., Any]:
+        return lambda request, timeout: getattr(self, path.rpartition("/")[2])(request)
+
+    unary_stream = stream_unary = stream_stream = unary_unary
+
+    def RegisterHost(self, request: RegisterHostRequest) -> RegisterHostResponse:
         self.heard.put(("register", request.host.incarnation))
         if self.refuse_registration:
             raise self.refuse_registration.pop(0)
         answer = RegisterHostResponse(least_grant=self.least_grant)
-        answer.heartbeat_interval.FromMilliseconds(10)
+        answer.heartbeat_interval.FromMilliseconds(1)
         return answer
 
-    def Heartbeat(
-        self, request: HeartbeatRequest, context: grpc.ServicerContext
-    ) -> HeartbeatResponse:
+    def Heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         assert request.host_id == "device-1"
         self.heard.put(("heartbeat", request.incarnation))
         if self.refuse_heartbeat:
@@ -73,200 +74,163 @@ class Scheduler(SchedulerServiceServicer):
             least_grant=self.least_grant,
         )
 
-    def hears(self) -> tuple[str, str]:
-        return self.heard.get(timeout=20)
+    def hears(self) -> str:
+        return self.heard.get(timeout=60)[0]
+
+    def hears_next(self, count: int) -> list[str]:
+        return [self.hears() for _ in range(count)]
 
 
 @contextmanager
-def serving(
-    scheduler: Scheduler, listen: str = "127.0.0.1:0", security: Security = PLAIN
-) -> Iterator[str]:
-    server = serve(
-        listen,
-        security,
-        lambda grpc_server, address: add_SchedulerServiceServicer_to_server(scheduler, grpc_server),
-    )
-    try:
-        yield server.address
-    finally:
-        server.drain(0)
-
-
-@contextmanager
-def registered(
-    address: str, security: Security = PLAIN, stores: JobStores | None = None
-) -> Iterator[Host]:
-    host, channels = Host(host_id="device-1", address="a:1"), ChannelPool(security)
-    keeping = Registration(host, address, channels, stores)
+def registered(scheduler: Scheduler, stores: JobStores | None = None) -> Iterator[Host]:
+    host = Host(host_id="device-1", address="a:1")
+    keeping = Registration(host, "scheduler:1", scheduler, stores)
     try:
         yield host
     finally:
         keeping.close()
-        channels.close()
+        assert not keeping._thread.is_alive()
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "_RETRY_SECONDS", 0.02)
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Scheduler:
+    monkeypatch.setattr(registration, "_RETRY_SECONDS", 0.001)
+    caplog.set_level(logging.INFO)
+    return Scheduler()
 
 
-def test_host_registers_and_then_sends_heartbeats_until_it_is_closed() -> None:
-    scheduler = Scheduler()
-    with serving(scheduler) as address:
-        with registered(address) as host:
-            heard = [scheduler.hears() for _ in range(4)]
-        assert [what for what, _ in heard] == ["register", *["heartbeat"] * 3]
-        assert {incarnation for _, incarnation in heard} == {host.incarnation}
-        while not scheduler.heard.empty():
-            scheduler.heard.get()
-        assert not threading.Event().wait(0.1)
-        assert scheduler.heard.empty(), "a closed registration goes on"
+def test_host_registers_and_then_sends_heartbeats(scheduler: Scheduler) -> None:
+    with registered(scheduler) as host:
+        heard = [scheduler.heard.get(timeout=60) for _ in range(4)]
+    assert [what for what, _ in heard] == ["register", *["heartbeat"] * 3]
+    assert {incarnation for _, incarnation in heard} == {host.incarnation}
+    # A renewed certificate needs a new channel, so each call asks for one.
+    assert scheduler.asked == {("scheduler:1", Role.SCHEDULER)}
+    assert scheduler.num_channels >= 4
 
 
-def test_host_with_a_renewed_certificate_finds_a_scheduler_that_restarted(tmp_path: Path) -> None:
-    authority, scheduler = Authority(tmp_path), Scheduler()
-    of_scheduler = authority.security("scheduler:scheduler")
-    device = authority.security("device-agent:device-1", lifetime=timedelta(seconds=4))
-    presented = device.presented()
-    assert presented is not None
-    with ExitStack() as stack:
-        with serving(scheduler, security=of_scheduler) as address:
-            stack.enter_context(registered(address, device))
-            assert scheduler.hears()[0] == "register"
-        while pki.utc_now() <= presented.expires + timedelta(seconds=1):
-            threading.Event().wait(0.05)
-        authority.security("device-agent:device-1")
-        restarted = Scheduler()
-        with serving(restarted, address, of_scheduler):
-            assert restarted.hears()[0] in ("register", "heartbeat")
-
-
-def test_every_process_has_its_own_incarnation() -> None:
-    with serving(Scheduler()) as address, registered(address) as one, registered(address) as two:
+def test_every_process_has_its_own_incarnation(scheduler: Scheduler) -> None:
+    with registered(scheduler) as one, registered(scheduler) as two:
         assert one.incarnation
         assert one.incarnation != two.incarnation
 
 
-def test_forgotten_host_registers_again() -> None:
-    scheduler = Scheduler()
-    scheduler.refuse_heartbeat = [NotFoundError("who are you")]
-    with serving(scheduler) as address, registered(address):
-        heard = [scheduler.hears()[0] for _ in range(4)]
+@pytest.mark.parametrize(
+    ("refusal", "level", "said"),
+    [
+        (NotFoundError("who are you"), logging.INFO, "registering again"),
+        (WrongStateError("the name is used"), logging.WARNING, "the name is used"),
+        (CancelledError("the deadline was over"), logging.INFO, "try 1"),
+    ],
+    ids=["forgotten", "used name", "deadline"],
+)
+def test_host_whose_heartbeat_fails_registers_again(
+    scheduler: Scheduler,
+    caplog: pytest.LogCaptureFixture,
+    refusal: CollapipeError,
+    level: int,
+    said: str,
+) -> None:
+    scheduler.refuse_heartbeat = [refusal]
+    with registered(scheduler):
+        heard = scheduler.hears_next(4)
     assert heard == ["register", "heartbeat", "register", "heartbeat"]
+    assert said in caplog.text
+    assert max(record.levelno for record in caplog.records) == level
 
 
-def test_host_with_a_used_name_logs_that_and_retries(
+@pytest.mark.parametrize(
+    ("refusal", "level", "said"),
+    [
+        (InvalidInputError("a host needs a role"), logging.ERROR, "a host needs a role"),
+        (PeerLostError("the scheduler", "it starts later"), logging.INFO, "try 2"),
+    ],
+    ids=["refused", "starts later"],
+)
+def test_host_tries_to_register_until_it_is_accepted(
+    scheduler: Scheduler,
     caplog: pytest.LogCaptureFixture,
+    refusal: CollapipeError,
+    level: int,
+    said: str,
 ) -> None:
-    scheduler = Scheduler()
-    scheduler.refuse_heartbeat = [WrongStateError("give each host its own --host-id")]
-    with caplog.at_level(logging.WARNING), serving(scheduler) as address, registered(address):
-        heard = [scheduler.hears()[0] for _ in range(3)]
-    assert heard == ["register", "heartbeat", "register"]
-    assert "give each host its own --host-id" in caplog.text
+    scheduler.refuse_registration = [refusal, refusal]
+    with registered(scheduler):
+        heard = scheduler.hears_next(4)
+    assert heard == ["register", "register", "register", "heartbeat"]
+    assert said in caplog.text
+    assert max(record.levelno for record in caplog.records) == level
 
 
-def test_refused_host_logs_the_reason_and_retries(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler()
-    scheduler.refuse_registration = [InvalidInputError("a host needs a role")]
-    with caplog.at_level(logging.ERROR), serving(scheduler) as address, registered(address):
-        heard = [scheduler.hears()[0] for _ in range(2)]
-    assert heard == ["register", "register"]
-    assert "the scheduler refuses this host: a host needs a role" in caplog.text
+class Stores(JobStores):
+    """Tells which jobs it was to delete, and whether it did."""
 
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.tries: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
 
-def test_heartbeat_that_the_scheduler_ended_is_no_refusal(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    scheduler = Scheduler()
-    scheduler.refuse_heartbeat = [CancelledError("the deadline was over")]
-    with caplog.at_level(logging.INFO), serving(scheduler) as address, registered(address):
-        heard = [scheduler.hears()[0] for _ in range(4)]
-    assert heard == ["register", "heartbeat", "register", "heartbeat"]
-    assert "cannot reach the scheduler (try 1)" in caplog.text
-    assert "refuses" not in caplog.text
+    def delete_job(self, job_id: str) -> bool:
+        done = super().delete_job(job_id)
+        self.tries.put((job_id, done))
+        return done
 
-
-def test_host_waits_for_a_scheduler_that_starts_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    scheduler = Scheduler()
-    with serving(scheduler) as address:
-        pass  # The server ends at once, which frees its port.
-    with caplog.at_level(logging.INFO), registered(address):
-        while "cannot reach the scheduler (try 2)" not in caplog.text:
-            assert not threading.Event().wait(0.02)
-        with serving(scheduler, address):
-            assert scheduler.hears()[0] == "register"
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def wait_until_deleted(stores: JobStores, job_id: str) -> None:
-    directory = stores.directory(job_id)
-    doomed = directory.with_name(f".{job_id}")  # It has this name while its files are deleted.
-    for _ in range(1000):
-        if not directory.exists() and not doomed.exists():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError(f"{job_id} was not deleted in 20 s")
+    def wait_for(self, job_id: str, deleted: bool) -> None:
+        while self.tries.get(timeout=60) != (job_id, deleted):
+            pass
 
 
 def test_host_deletes_what_the_scheduler_has_deleted_and_a_job_in_use_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    scheduler: Scheduler, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler, stores = Scheduler(), JobStores(tmp_path)
+    stores = Stores(tmp_path)
     for job_id in ("used", "old", "kept"):
         stores.store(job_id)
     scheduler.deleted = ["unknown", "../kept", "used", "old"]
-    with serving(scheduler) as address, registered(address, stores=stores):
+    with registered(scheduler, stores):
         with stores.using("used"):
-            wait_until_deleted(stores, "old")
-            while scheduler.acknowledged.get(timeout=20) < 4:
-                pass
+            stores.wait_for("old", deleted=True)
+            stores.wait_for("used", deleted=False)
             assert stores.directory("used").exists()
-        wait_until_deleted(stores, "used")
+        stores.wait_for("used", deleted=True)
         stores.store("new")
         scheduler.deleted = [*scheduler.deleted, "new"]
-        wait_until_deleted(stores, "new")
+        stores.wait_for("new", deleted=True)
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["kept"]
-    assert "'../kept' stays here" in caplog.text
+    assert "'../kept'" in caplog.text
 
 
-def test_host_asks_for_all_deletions_again_when_it_registers_again(tmp_path: Path) -> None:
-    scheduler, stores = Scheduler(), JobStores(tmp_path)
+def test_host_asks_for_all_deletions_again_when_it_registers_again(
+    scheduler: Scheduler, tmp_path: Path
+) -> None:
+    stores = Stores(tmp_path)
     scheduler.deleted = ["a", "b"]
-    with serving(scheduler) as address, registered(address, stores=stores):
-        while scheduler.acknowledged.get(timeout=20) < 2:
+    with registered(scheduler, stores):
+        while scheduler.acknowledged.get(timeout=60) < 2:
             pass
         stores.store("other")
         scheduler.deleted = ["other", "c"]  # as many as before, at a scheduler that lost its state
         scheduler.refuse_heartbeat = [NotFoundError("who are you")]
-        wait_until_deleted(stores, "other")
+        stores.wait_for("other", deleted=True)
 
 
-def hears_heartbeats(scheduler: Scheduler, number: int) -> None:
-    """Waits until the answers to so many heartbeats have arrived."""
-    for _ in range(number + 1):
-        assert scheduler.hears()[0] == "heartbeat"
+def test_number_of_the_least_grant_comes_with_answers_and_falls_only_when_the_host_registers(
+    scheduler: Scheduler,
+) -> None:
+    def learns() -> int:
+        """Returns what the host knows after the answers that follow now."""
+        while not scheduler.heard.empty():
+            scheduler.heard.get()
+        scheduler.hears_next(3)
+        return scheduler.security.least_grant
 
-
-def test_number_of_the_least_grant_comes_with_answers_and_falls_only_when_the_host_registers() -> (
-    None
-):
-    scheduler, security = Scheduler(), Security.insecure()
     scheduler.least_grant = 7
-    with serving(scheduler) as address, registered(address, security):
-        assert scheduler.hears()[0] == "register"
-        hears_heartbeats(scheduler, 0)
-        assert security.least_grant == 7
+    with registered(scheduler):
+        assert learns() == 7
         scheduler.least_grant = 9
-        hears_heartbeats(scheduler, 2)
-        assert security.least_grant == 9
+        assert learns() == 9
         scheduler.least_grant = 8
-        hears_heartbeats(scheduler, 2)
-        assert security.least_grant == 9
+        assert learns() == 9
         scheduler.refuse_heartbeat = [NotFoundError("a scheduler that lost its state")]
-        while scheduler.hears()[0] != "register":
+        while scheduler.hears() != "register":
             pass
-        hears_heartbeats(scheduler, 0)
-        assert security.least_grant == 8
+        assert learns() == 8

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.job import TrainingConfig
-from collapipe.models import Head, ModelAdapter
+from collapipe.models import Head, ModelAdapter, initial_model, split_state
 from collapipe.stage_runtime import (
     CPU,
     ComputeDevice,
@@ -36,12 +36,6 @@ Cut = Callable[[dict[str, Tensor]], list[dict[str, Tensor]]]
 
 TRAINING = TrainingConfig(learning_rate=1e-2, clip_norm=0.5, weight_decay=0.1, warm_up_steps=5)
 WHOLE, HALVES, THIRDS, EACH = [0, 5], [0, 2, 5], [0, 1, 4, 5], [0, 1, 2, 3, 4, 5]
-
-
-def steps_of(make_batch: MakeBatch, num_steps: int, size: int) -> list[list[dict[str, Tensor]]]:
-    return [
-        [make_batch(step * size + number) for number in range(size)] for step in range(num_steps)
-    ]
 
 
 def held_unit(adapter: ModelAdapter, index: int, training: TrainingConfig) -> ResidentUnit:
@@ -111,6 +105,19 @@ class Chain:
     """The frames that the first stage sent backward."""
     cut: Cut = lambda batch: [batch]
     """Cuts a micro-batch into slices."""
+    training: TrainingConfig = TRAINING
+
+    def record_sent(self, index: int) -> list[Frame]:
+        """Returns a list of the frames that a stage sends, which grows as the stage runs."""
+        stage, sent = self.stages[index], []
+
+        def record(send: Callable[[Frame], None], frame: Frame) -> None:
+            sent.append(frame)
+            send(frame)
+
+        stage._send_forward = partial(record, stage._send_forward)
+        stage._send_backward = partial(record, stage._send_backward)
+        return sent
 
     def feed(
         self, kind: FrameKind, step: int, batches: Sequence[dict[str, Tensor]], cut: Cut
@@ -128,7 +135,7 @@ class Chain:
         threading.Thread(target=put, daemon=True).start()
 
     def train(
-        self, step: int, batches: Sequence[dict[str, Tensor]], pending_scale: float
+        self, step: int, batches: Sequence[dict[str, Tensor]], pending_scale: float = 0.0
     ) -> list[StepResult]:
         """Runs one mini-batch and returns the result of each stage."""
         self.feed(FrameKind.FORWARD, step, batches, self.cut)
@@ -169,67 +176,6 @@ class Chain:
         return results
 
 
-def make_chain(
-    adapter: ModelAdapter,
-    states: States,
-    training: TrainingConfig,
-    cuts: Sequence[int],
-    windows: Sequence[int],
-    capacity: int | None = None,
-    processor: EmulatedProcessor | None = None,
-    recompute: Collection[int] = (),
-    num_slices: int = 1,
-    devices: Sequence[ComputeDevice] = (),
-) -> Chain:
-    """Cuts the units into stages.
-
-    Args:
-        states: The weights of each unit.
-        cuts: The first unit of each stage, and one past the last unit.
-        windows: The in-flight window of each stage.
-        capacity: Capacity of the mailboxes between stages.
-        processor: The processor that every stage imitates.
-        recompute: The indices of the stages that recompute.
-        num_slices: Slices of a micro-batch.
-        devices: The processor of each stage. By default all are CPUs.
-    """
-    chain = Chain(cut=partial(cut_into_slices, num_slices=num_slices))
-    last = len(cuts) - 2
-    chain.mailboxes = [Mailbox(capacity if index else None) for index in range(last + 1)]
-    for index in range(last + 1):
-        units = [held_unit(adapter, unit, training) for unit in range(cuts[index], cuts[index + 1])]
-        for unit in units:
-            unit.module.load_state_dict(states[unit.unit_index])
-        chain.units += units
-        chain.observers.append(Recorder(index, chain.passes))
-        context = StageContext(
-            adapter=adapter,
-            training=training,
-            device=devices[index] if devices else CPU,
-            seed=SEED,
-            cluster_index=CLUSTER,
-            round_index=ROUND,
-            stage_index=index,
-            in_flight=windows[index],
-            num_slices=num_slices,
-            recompute=index in recompute,
-            first_step=FIRST_STEP,
-            total_steps=TOTAL_STEPS,
-        )
-        chain.stages.append(
-            Stage(
-                context,
-                units,
-                chain.mailboxes[index],
-                send_forward=chain.mailboxes[index + 1].put if index < last else _never,
-                send_backward=chain.mailboxes[index - 1].put if index else chain.arrived.append,
-                metrics=chain.observers[index],
-                processor=processor,
-            )
-        )
-    return chain
-
-
 def _never(frame: Frame) -> None:
     raise AssertionError("the stage with the head sent a frame forward")
 
@@ -244,14 +190,12 @@ class Trained:
     norms: list[list[float]]
 
 
-def train_chain(
-    chain: Chain, training: TrainingConfig, steps: Sequence[Sequence[dict[str, Tensor]]]
-) -> Trained:
+def train_chain(chain: Chain, steps: Sequence[Sequence[dict[str, Tensor]]]) -> Trained:
     losses, norms, scale = [], [], 0.0
     for step, batches in enumerate(steps):
         results = chain.train(step, batches, scale)
         squares = [square for result in results for square in result.squared_norms]
-        scale = clip_scale(sum(squares) ** 0.5, training.clip_norm)
+        scale = clip_scale(sum(squares) ** 0.5, chain.training.clip_norm)
         assert [result.loss is None for result in results[:-1]] == [True] * (len(results) - 1)
         losses.append(results[-1].loss)
         norms.append(squares)
@@ -332,6 +276,103 @@ def _optimizer(parameters: list[nn.Parameter], training: TrainingConfig) -> torc
     if training.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=training.momentum, fused=True)
     return torch.optim.AdamW(groups, lr=0.0, betas=training.betas, eps=training.epsilon, fused=True)
+
+
+@dataclass
+class TinyModel:
+    """An adapter, the initial weights of its units, and what makes the micro-batch of a number."""
+
+    adapter: ModelAdapter
+    states: States
+    make_batch: MakeBatch
+    plain: dict[str, Trained] = field(default_factory=dict)
+    """Results of plain loops, which several tests compare with theirs."""
+
+    def batches(self, count: int) -> list[dict[str, Tensor]]:
+        return [self.make_batch(number) for number in range(count)]
+
+    def chain(
+        self,
+        cuts: Sequence[int],
+        windows: Sequence[int] = (),
+        training: TrainingConfig = TRAINING,
+        capacity: int | None = None,
+        processor: EmulatedProcessor | None = None,
+        recompute: Collection[int] = (),
+        num_slices: int = 1,
+        devices: Sequence[ComputeDevice] = (),
+    ) -> Chain:
+        """Cuts the units into stages.
+
+        Args:
+            cuts: The first unit of each stage, and one past the last unit.
+            windows: The in-flight window of each stage. By default each is one longer than that of the next stage.
+            capacity: Capacity of the mailboxes between stages.
+            processor: The processor that every stage imitates.
+            recompute: The indices of the stages that recompute.
+            num_slices: Slices of a micro-batch.
+            devices: The processor of each stage. By default all are CPUs.
+        """
+        chain = Chain(cut=partial(cut_into_slices, num_slices=num_slices), training=training)
+        last = len(cuts) - 2
+        chain.mailboxes = [Mailbox(capacity if index else None) for index in range(last + 1)]
+        for index in range(last + 1):
+            units = [
+                held_unit(self.adapter, unit, training)
+                for unit in range(cuts[index], cuts[index + 1])
+            ]
+            for unit in units:
+                unit.module.load_state_dict(self.states[unit.unit_index])
+            chain.units += units
+            chain.observers.append(Recorder(index, chain.passes))
+            context = StageContext(
+                adapter=self.adapter,
+                training=training,
+                device=devices[index] if devices else CPU,
+                seed=SEED,
+                cluster_index=CLUSTER,
+                round_index=ROUND,
+                stage_index=index,
+                in_flight=windows[index] if windows else last + 1 - index,
+                num_slices=num_slices,
+                recompute=index in recompute,
+                first_step=FIRST_STEP,
+                total_steps=TOTAL_STEPS,
+            )
+            chain.stages.append(
+                Stage(
+                    context,
+                    units,
+                    chain.mailboxes[index],
+                    send_forward=chain.mailboxes[index + 1].put if index < last else _never,
+                    send_backward=chain.mailboxes[index - 1].put if index else chain.arrived.append,
+                    metrics=chain.observers[index],
+                    processor=processor,
+                )
+            )
+        return chain
+
+    def assert_equals_a_plain_loop(self, chain: Chain, num_steps: int, size: int) -> None:
+        """Trains a chain, and compares it with a plain loop bit for bit."""
+        batches = self.batches(num_steps * size)
+        steps = [batches[first : first + size] for first in range(0, len(batches), size)]
+        key = f"{num_steps} {size} {chain.training.model_dump_json(exclude={'split_backward'})}"
+        if key not in self.plain:
+            self.plain[key] = train_plainly(self.adapter, self.states, chain.training, steps)
+        assert_identical(train_chain(chain, steps), self.plain[key])
+
+
+def states_of(adapter: ModelAdapter) -> States:
+    """Makes the initial weights of each unit."""
+    generator = torch.Generator().manual_seed(4)
+    return [
+        # A factor B of LoRA starts at zero, and the gradient of its factor A would be zero, too.
+        {
+            name: torch.randn(tensor.shape, generator=generator) if "lora_B" in name else tensor
+            for name, tensor in state.items()
+        }
+        for state in split_state(adapter, initial_model(adapter, None, seed=3))
+    ]
 
 
 def assert_identical(left: Trained, right: Trained) -> None:

@@ -5,7 +5,9 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,36 +16,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapipe.job import TrainingConfig
 from collapipe.models import ModelAdapter
-from collapipe.stage_runtime import ResidentUnit, accelerator, forward_stage, stage
+from collapipe.stage_runtime import (
+    ResidentUnit,
+    accelerator,
+    block_profile,
+    forward_stage,
+    stage,
+)
 from collapipe.stage_runtime.accelerator import Accelerator, PinnedMemory
-from collapipe.stage_runtime.block_profile import profile_block
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
-from collapipe.stage_runtime.resident_units import ResidentUnits, StateDigests
+from collapipe.stage_runtime.resident_units import ResidentUnits
 from collapipe.stage_runtime.stage_context import dropout_key
 from collapipe.telemetry.spans import Span, SpanLog
 from collapipe.tensors import Frame, FrameAssembler, FrameKind, encode_frame
 from collapipe.weights.tensor_blob import TensorBlob
+from collapipe.weights.transfer import Readable
 
-from .chains import (
-    CLUSTER,
-    HALVES,
-    ROUND,
-    SEED,
-    THIRDS,
-    TRAINING,
-    WHOLE,
-    Chain,
-    MakeBatch,
-    States,
-    assert_identical,
-    make_chain,
-    steps_of,
-    train_chain,
-    train_plainly,
-)
+from .chains import CLUSTER, HALVES, ROUND, SEED, THIRDS, TRAINING, WHOLE, Chain, TinyModel
 from .late_streams import LateStreams, exact_clock
 
-_UNIT_SECONDS = 0.05
+_UNIT_SECONDS = 0.02
 """How long the device computes for each pass of a unit."""
 _ROUNDING = 1e-9
 """What differences of clock readings may lose, in seconds."""
@@ -63,72 +55,50 @@ def put_over_the_wire(put: Callable[[Frame], None]) -> Callable[[Frame], None]:
 
 
 def chain_on_accelerators(
-    adapter: ModelAdapter,
-    states: States,
-    training: TrainingConfig,
-    cuts: list[int],
-    recompute: tuple[int, ...] = (),
-    pinned_bytes: int = 1 << 20,
-) -> tuple[Chain, list[Accelerator]]:
+    tiny: TinyModel, cuts: list[int], training: TrainingConfig = TRAINING, **options: Any
+) -> tuple[Chain, list[LateStreams]]:
     """Makes a chain with an accelerator for each stage. Frames between stages are encoded and decoded."""
-    devices = [Accelerator(LateStreams(), pinned_bytes) for _ in cuts[1:]]
-    windows = list(range(len(cuts) - 1, 0, -1))
-    chain = make_chain(
-        adapter, states, training, cuts, windows, recompute=recompute, devices=devices
-    )
+    streams = [LateStreams() for _ in cuts[1:]]
+    devices = [Accelerator(each) for each in streams]
+    chain = tiny.chain(cuts, training=training, devices=devices, **options)
     for index, one in enumerate(chain.stages):
         if index + 1 < len(chain.stages):
             one._send_forward = put_over_the_wire(chain.mailboxes[index + 1].put)
         if index:
             one._send_backward = put_over_the_wire(chain.mailboxes[index - 1].put)
-    return chain, devices
-
-
-def late(device: Accelerator) -> LateStreams:
-    assert isinstance(device.streams, LateStreams)
-    return device.streams
+    return chain, streams
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("recompute", [(), (0, 1)], ids=["stash", "recompute"])
 def test_training_gives_the_results_of_a_plain_loop(
-    bert: ModelAdapter,
-    bert_states: States,
-    make_batch: MakeBatch,
-    recompute: tuple[int, ...],
-    split: bool,
+    tiny: TinyModel, recompute: tuple[int, ...], split: bool
 ) -> None:
     training = TRAINING.model_copy(update={"split_backward": split})
-    steps = steps_of(make_batch, 2, 3)
-    chain, _ = chain_on_accelerators(bert, bert_states, training, THIRDS, recompute)
-    trained = train_chain(chain, training, steps)
-    assert_identical(trained, train_plainly(bert, bert_states, training, steps))
+    chain, _ = chain_on_accelerators(tiny, THIRDS, training, recompute=recompute)
+    tiny.assert_equals_a_plain_loop(chain, num_steps=2, size=4)
 
 
-def test_predictions_equal_those_of_a_cpu(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    batches = [make_batch(number) for number in range(3)]
-    chain, _ = chain_on_accelerators(bert, bert_states, TRAINING, THIRDS)
-    expected = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1]).evaluate(batches)
+def test_predictions_equal_those_of_a_cpu(tiny: TinyModel) -> None:
+    batches = tiny.batches(3)
+    chain, _ = chain_on_accelerators(tiny, THIRDS)
+    expected = tiny.chain(THIRDS).evaluate(batches)
     assert all(map(torch.equal, chain.evaluate(batches), expected))
     assert len(expected) == 3
 
 
-def test_thread_that_computes_does_not_wait_for_the_copies_of_a_frame(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain, (device, _) = chain_on_accelerators(bert, bert_states, TRAINING, HALVES)
-    send, downloads = chain.stages[0]._send_forward, late(device).downloads
+def test_thread_that_computes_does_not_wait_for_the_copies_of_a_frame(tiny: TinyModel) -> None:
+    chain, (streams, _) = chain_on_accelerators(tiny, HALVES)
+    send = chain.stages[0]._send_forward
     done: list[tuple[int, int]] = []
 
     def watch(frame: Frame) -> None:
-        before = downloads.num_done
+        before = streams.downloads.num_done
         send(frame)
-        done.append((before, downloads.num_done))
+        done.append((before, streams.downloads.num_done))
 
     chain.stages[0]._send_forward = watch
-    chain.train(0, [make_batch(0), make_batch(1)], 0.0)
+    chain.train(0, tiny.batches(2))
     (before_first, after_first), (before_second, after_second) = done
     assert 0 == before_first < after_first == before_second < after_second
 
@@ -151,21 +121,21 @@ def spans_of(log: SpanLog, *names: str) -> list[Span]:
     return sorted(spans, key=lambda span: span.started)
 
 
-def test_times_are_those_of_the_device(
-    bert: ModelAdapter,
-    bert_states: States,
-    make_batch: MakeBatch,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> SpanLog:
     log = SpanLog()
     log.begin_round("job", 0, 0)
     for module in (stage, forward_stage):
         monkeypatch.setattr(module, "SPANS", log)
+    return log
+
+
+def test_times_are_those_of_the_device(tiny: TinyModel, log: SpanLog) -> None:
     training = TRAINING.model_copy(update={"clip_norm": 0.0})
-    chain, devices = chain_on_accelerators(bert, bert_states, training, WHOLE)
-    busy(chain, late(devices[0]))
-    batches = [make_batch(0), make_batch(1)]
-    [result] = chain.train(0, batches, 0.0)
+    chain, (streams,) = chain_on_accelerators(tiny, WHOLE, training)
+    busy(chain, streams)
+    batches = tiny.batches(2)
+    [result] = chain.train(0, batches)
     # The device has a clock of its own, so this machine's speed does not matter.
     # Each micro-batch passes four units, whose hooks run, and the head, whose loss is computed without a hook.
     passes = len(batches) * 4
@@ -185,26 +155,17 @@ def test_times_are_those_of_the_device(
 
 
 def test_passes_of_two_stages_on_one_device_do_not_overlap(
-    bert: ModelAdapter,
-    bert_states: States,
-    make_batch: MakeBatch,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny: TinyModel, log: SpanLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = SpanLog()
-    log.begin_round("job", 0, 0)
-    for module in (stage, forward_stage):
-        monkeypatch.setattr(module, "SPANS", log)
     # Otherwise the clocks of the host and of the device are compared to within a time slice of this machine.
     monkeypatch.setattr(accelerator, "time", SimpleNamespace(perf_counter=exact_clock))
-    device = Accelerator(LateStreams())
-    chains = [
-        make_chain(bert, bert_states, TRAINING, WHOLE, [2], devices=[device]) for _ in range(2)
-    ]
+    streams = LateStreams()
+    device = Accelerator(streams)
     threads = []
-    for chain in chains:
-        busy(chain, late(device))
-        batches = [make_batch(number) for number in range(2)]
-        threads.append(threading.Thread(target=chain.train, args=(0, batches, 0.0)))
+    for _ in range(2):
+        chain = tiny.chain(WHOLE, [2], devices=[device])
+        busy(chain, streams)
+        threads.append(threading.Thread(target=chain.train, args=(0, tiny.batches(2))))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -216,13 +177,11 @@ def test_passes_of_two_stages_on_one_device_do_not_overlap(
     assert max(overlaps) < 1e-6
 
 
-def test_device_draws_dropout_from_the_keys_of_the_units(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain, devices = chain_on_accelerators(bert, bert_states, TRAINING, HALVES)
-    chain.train(0, [make_batch(0)], 0.0)
+def test_device_draws_dropout_from_the_keys_of_the_units(tiny: TinyModel) -> None:
+    chain, streams = chain_on_accelerators(tiny, HALVES)
+    chain.train(0, tiny.batches(1))
     keys = [dropout_key(SEED, CLUSTER, ROUND, 0, 0, unit) for unit in range(5)]
-    assert [late(device).keys for device in devices] == [keys[:2], keys[2:]]
+    assert [each.keys for each in streams] == [keys[:2], keys[2:]]
 
 
 class _Reads(TorchDispatchMode):
@@ -241,19 +200,15 @@ class _Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_losses_and_norms_are_not_read_one_by_one(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain, _ = chain_on_accelerators(bert, bert_states, TRAINING, HALVES)
+def test_losses_and_norms_are_not_read_one_by_one(tiny: TinyModel) -> None:
+    chain, _ = chain_on_accelerators(tiny, HALVES)
     reads = _Reads()
 
     def run(one: stage.Stage) -> object:
-        if one is chain.stages[0]:
-            return one.run_step(0, 2, 6, 0.0)
-        with reads:
+        with nullcontext() if one is chain.stages[0] else reads:
             return one.run_step(0, 2, 6, 0.0)
 
-    chain.feed(FrameKind.FORWARD, 0, [make_batch(0), make_batch(1)], chain.cut)
+    chain.feed(FrameKind.FORWARD, 0, tiny.batches(2), chain.cut)
     chain.run_in_parallel(run)
     # transformers asks once for each micro-batch whether it is padded. Losses and norms are read at the end.
     assert reads.names == ["_local_scalar_dense.default"] * 2
@@ -262,15 +217,19 @@ def test_losses_and_norms_are_not_read_one_by_one(
 # --- weights
 
 
+def content(blob: Readable) -> bytes:
+    return b"".join(map(bytes, blob.read()))
+
+
 def test_weights_are_read_as_they_were_when_the_blob_was_made() -> None:
-    device = Accelerator(LateStreams())
-    compute, weights = late(device).compute, torch.zeros(3)
-    compute.submit(lambda: torch.nn.init.constant_(weights, 7.0))
+    streams = LateStreams()
+    device, weights = Accelerator(streams), torch.zeros(3)
+    streams.compute.submit(lambda: torch.nn.init.constant_(weights, 7.0))
     blob = TensorBlob({"weights": weights}, reader=device.reader)
     later: list[bool] = []
-    compute.submit(lambda: later.append(True))
+    streams.compute.submit(lambda: later.append(True))
     expected = TensorBlob({"weights": torch.full((3,), 7.0)})
-    assert b"".join(map(bytes, blob.read())) == b"".join(map(bytes, expected.read()))
+    assert content(blob) == content(expected)
     assert blob.digest == expected.digest
     assert later == []  # A reader does not wait for work that the device was given later.
 
@@ -278,11 +237,11 @@ def test_weights_are_read_as_they_were_when_the_blob_was_made() -> None:
 def test_copy_of_a_blob_is_read_after_the_work_that_made_it() -> None:
     device = Accelerator(LateStreams())
     blob = TensorBlob({"weights": torch.ones(3)}, reader=device.reader)
-    expected = b"".join(map(bytes, blob.read()))
+    expected = content(blob)
     with COMPUTE_LOCK:
         device.queue().start()  # a step that begins after the blob was made
         copy = blob.copy()
-    assert b"".join(map(bytes, copy.read())) == expected
+    assert content(copy) == expected
 
 
 def test_kept_moments_are_read_as_before_the_update(bert: ModelAdapter) -> None:
@@ -295,16 +254,13 @@ def test_kept_moments_are_read_as_before_the_update(bert: ModelAdapter) -> None:
     units._units[1] = unit
     for one in (unit, plain):
         _update(one, seed=0)
-    digests, expected = unit.seal(), plain.seal()
-    assert digests == expected
+    digests = unit.seal()
+    assert digests == plain.seal()
     units.keep_moments([digests.optimizer])
     _update(unit, seed=1)
     assert plain.optimizer_blob is not None
-    old = b"".join(map(bytes, plain.optimizer_blob.read()))
-    assert b"".join(map(bytes, units.blob(digests.optimizer).read())) == old
-    changed = unit.seal()
-    assert isinstance(changed, StateDigests)
-    assert changed.optimizer != digests.optimizer
+    assert content(units.blob(digests.optimizer)) == content(plain.optimizer_blob)
+    assert unit.seal().optimizer != digests.optimizer
 
 
 def _update(unit: ResidentUnit, seed: int) -> None:
@@ -320,15 +276,16 @@ def _update(unit: ResidentUnit, seed: int) -> None:
 def test_profile_takes_the_time_of_the_device(
     bert: ModelAdapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, build = Accelerator(LateStreams()), bert.build_unit
+    streams, build = LateStreams(), bert.build_unit
 
     def build_unit(index: int, **options: bool) -> torch.nn.Module:
         module = build(index, **options)
-        module.register_forward_hook(lambda *_: late(device).compute.spend(_UNIT_SECONDS))
+        module.register_forward_hook(lambda *_: streams.compute.spend(_UNIT_SECONDS))
         return module
 
     monkeypatch.setattr(bert, "build_unit", build_unit)
-    profile = profile_block(bert, device, [2], 8)
+    monkeypatch.setattr(block_profile, "_TIME_BOX_SECONDS", 0.0)
+    profile = block_profile.profile_block(bert, Accelerator(streams), [2], 8)
     assert profile.seconds_per_sample >= _UNIT_SECONDS / 2 - _ROUNDING
 
 
@@ -357,24 +314,21 @@ def test_pinned_memory_has_a_limit_and_is_given_back() -> None:
 def test_pinned_memory_of_a_frame_is_in_use_until_it_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = Accelerator(LateStreams())
+    streams = LateStreams()
+    device = Accelerator(streams)
     # A real device does not copy at once when its compute stream is told to wait.
-    monkeypatch.setattr(late(device).compute, "wait", lambda event: None)
+    monkeypatch.setattr(streams.compute, "wait", lambda event: None)
     queue, used = device.queue(), []
     for number in range(3):
         queue.to_device(Frame(FrameKind.FORWARD, 0, number, {"t": torch.ones(16)}))
         used.append(device.pinned.used_bytes)
         if number:
-            late(device).uploads.run_until(number + 1)
+            streams.uploads.run_until(number + 1)
     assert used == [64, 128, 64]
 
 
-def test_training_with_little_pinned_memory_gives_the_same_results(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    steps = steps_of(make_batch, 1, 4)
-    chain, devices = chain_on_accelerators(bert, bert_states, TRAINING, HALVES, pinned_bytes=1024)
-    trained = train_chain(chain, TRAINING, steps)
-    assert_identical(trained, train_plainly(bert, bert_states, TRAINING, steps))
+def test_training_with_little_pinned_memory_gives_the_same_results(tiny: TinyModel) -> None:
+    devices = [Accelerator(LateStreams(), 1024) for _ in range(2)]
+    tiny.assert_equals_a_plain_loop(tiny.chain(HALVES, devices=devices), num_steps=1, size=5)
     gc.collect()
     assert [device.pinned.used_bytes for device in devices] == [0, 0]

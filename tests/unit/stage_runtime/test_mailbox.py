@@ -17,6 +17,32 @@ def backward(number: int) -> Frame:
     return Frame(FrameKind.BACKWARD, 0, number)
 
 
+class Condition(threading.Condition):
+    """Counts the calls that have begun to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.begun.release()
+        return super().wait(timeout)
+
+
+class Box(Mailbox):
+    """A mailbox that tells when a call waits."""
+
+    def __init__(self, capacity: int | None, *, is_first: bool = False) -> None:
+        super().__init__(capacity, is_first=is_first)
+        self._changed: Condition = Condition()
+
+    def is_waited_for(self) -> bool:
+        return self._changed.begun.acquire(timeout=60)
+
+    def take_forward(self) -> Frame:
+        return self.take(forward=True, backward=False)
+
+
 class Call(threading.Thread):
     """Calls a function in its own thread and keeps the result or the error."""
 
@@ -33,36 +59,21 @@ class Call(threading.Thread):
         except BaseException as error:
             self.error = error
 
-    def waits(self) -> bool:
-        self.join(0.1)
-        return self.is_alive()
-
     def ends(self) -> bool:
-        self.join(10)
+        self.join(60)
         return not self.is_alive()
 
 
-def take_forward(mailbox: Mailbox) -> Frame:
-    return mailbox.take(forward=True, backward=False)
-
-
-def test_frames_of_one_direction_keep_their_order() -> None:
-    mailbox = Mailbox(None)
-    for number in range(3):
-        mailbox.put(forward(number))
-    assert [take_forward(mailbox).micro_batch for _ in range(3)] == [0, 1, 2]
-
-
 def test_labels_wait_for_whoever_takes_them() -> None:
-    mailbox = Mailbox(1)
+    mailbox = Box(1)
     taking = Call(mailbox.take_labels)
-    assert taking.waits()
+    assert mailbox.is_waited_for()
     labels = [Frame(FrameKind.LABELS, 0, number) for number in range(3)]
     mailbox.put(labels[0])
     assert taking.ends() and taking.result is labels[0]
     mailbox.put(labels[1])
     putting = Call(lambda: mailbox.put(labels[2]))
-    assert putting.waits(), "more labels waited than the mailbox may hold"
+    assert mailbox.is_waited_for(), "more labels waited than the mailbox may hold"
     assert mailbox.take_labels() is labels[1]
     assert putting.ends() and mailbox.take_labels() is labels[2]
     taking = Call(mailbox.take_labels)
@@ -70,82 +81,70 @@ def test_labels_wait_for_whoever_takes_them() -> None:
     assert taking.ends() and isinstance(taking.error, CancelledError)
 
 
-def test_gradient_is_taken_before_an_older_activation() -> None:
+@pytest.mark.parametrize("prefers_forward", [False, True])
+def test_preferred_direction_is_taken_first(prefers_forward: bool) -> None:
     mailbox = Mailbox(None)
-    mailbox.put(forward(0))
-    mailbox.put(backward(1))
-    assert mailbox.take(forward=True, backward=True) == backward(1)
-    assert mailbox.take(forward=True, backward=True) == forward(0)
-
-
-def test_older_activation_is_taken_first_where_a_forward_pass_is_preferred() -> None:
-    mailbox = Mailbox(None)
-    mailbox.put(backward(0))
-    mailbox.put(forward(1))
-    both = {"forward": True, "backward": True}
-    assert mailbox.take(**both, prefers_forward=True) == forward(1)
-    assert mailbox.take(**both, prefers_forward=True) == backward(0)
-    mailbox.put(forward(2))
-    mailbox.put(backward(1))
-    assert mailbox.take(forward=False, backward=True, prefers_forward=True) == backward(1)
+    activations, gradients = [forward(1), forward(3)], [backward(0), backward(2)]
+    order = activations + gradients if prefers_forward else gradients + activations
+    for frame in order[2:] + order[:2]:
+        mailbox.put(frame)
+    for frame in order:
+        taken = mailbox.take(forward=True, backward=True, prefers_forward=prefers_forward)
+        assert taken == frame
+    mailbox.put(forward(4))
+    mailbox.put(backward(4))
+    taken = mailbox.take(forward=False, backward=True, prefers_forward=prefers_forward)
+    assert taken == backward(4)
 
 
 def test_evaluation_and_predictions_have_the_directions_of_training() -> None:
-    mailbox = Mailbox(None)
+    mailbox = Box(None)
     prediction, evaluate = Frame(FrameKind.PREDICTION, 0, 0), Frame(FrameKind.EVALUATE, 0, 1)
     mailbox.put(evaluate)
     mailbox.put(prediction)
     assert mailbox.take(forward=False, backward=True) == prediction
-    assert take_forward(mailbox) == evaluate
+    assert mailbox.take_forward() == evaluate
 
 
 def test_take_waits_for_a_frame_of_an_allowed_direction() -> None:
-    mailbox = Mailbox(None)
-    taken = Call(lambda: take_forward(mailbox))
+    mailbox = Box(None)
     mailbox.put(backward(0))
-    assert taken.waits()
+    taken = Call(mailbox.take_forward)
+    assert mailbox.is_waited_for()
     mailbox.put(forward(1))
     assert taken.ends()
     assert taken.result == forward(1)
 
 
 def test_put_waits_while_the_queue_of_its_direction_is_full() -> None:
-    mailbox = Mailbox(2)
-    mailbox.put(forward(0))
-    mailbox.put(forward(1))
+    mailbox = Box(2)
+    for frame in (forward(0), forward(1), backward(0)):
+        mailbox.put(frame)
     third = Call(lambda: mailbox.put(forward(2)))
-    mailbox.put(backward(0))  # the queue of the other direction has room
-    assert third.waits()
-    assert take_forward(mailbox) == forward(0)
+    assert mailbox.is_waited_for()
+    assert mailbox.take_forward() == forward(0)
     assert third.ends()
-    assert [take_forward(mailbox).micro_batch for _ in range(2)] == [1, 2]
-
-
-def test_mailbox_without_capacity_takes_everything() -> None:
-    mailbox = Mailbox(None)
-    filled = Call(lambda: [mailbox.put(forward(number)) for number in range(1000)])
-    assert filled.ends()
+    assert [mailbox.take_forward() for _ in range(2)] == [forward(1), forward(2)]
 
 
 def test_first_stage_takes_all_frames_of_its_own_host_but_few_of_the_next_stage() -> None:
-    mailbox = Mailbox(2, is_first=True)
-    filled = Call(lambda: [mailbox.put(forward(number)) for number in range(1000)])
+    mailbox = Box(2, is_first=True)
+    filled = Call(lambda: [mailbox.put(forward(number)) for number in range(100)])
     assert filled.ends()
     mailbox.put(backward(0))
     mailbox.put(backward(1))
     third = Call(lambda: mailbox.put(backward(2)))
-    assert third.waits()
+    assert mailbox.is_waited_for()
     mailbox.take(forward=False, backward=True)
     assert third.ends()
 
 
 def test_failure_ends_a_waiting_take_and_a_waiting_put() -> None:
-    mailbox = Mailbox(1)
-    taker = Call(lambda: mailbox.take(forward=False, backward=True))
+    mailbox = Box(1)
     mailbox.put(forward(0))
+    taker = Call(lambda: mailbox.take(forward=False, backward=True))
     putter = Call(lambda: mailbox.put(forward(1)))
-    assert taker.waits()
-    assert putter.waits()
+    assert mailbox.is_waited_for() and mailbox.is_waited_for()
     mailbox.fail(CancelledError("over"))
     assert taker.ends()
     assert putter.ends()
@@ -153,19 +152,15 @@ def test_failure_ends_a_waiting_take_and_a_waiting_put() -> None:
     assert putter.error is None
 
 
-def test_take_raises_the_first_failure_even_if_frames_have_arrived() -> None:
-    mailbox = Mailbox(None)
+def test_first_failure_is_raised_and_later_frames_are_dropped() -> None:
+    mailbox = Box(None)
     mailbox.put(forward(0))
-    mailbox.fail(PeerLostError("device-1", "first"))
+    first = PeerLostError("device-1", "first")
+    mailbox.fail(first)
     mailbox.fail(CancelledError("second"))
-    for _ in range(2):
-        with pytest.raises(PeerLostError, match="first"):
-            take_forward(mailbox)
-
-
-def test_frames_after_a_failure_are_dropped() -> None:
-    mailbox = Mailbox(None)
-    mailbox.fail(CancelledError("over"))
-    for number in range(3):
-        mailbox.put(forward(number))
-    assert not mailbox._towards_head
+    mailbox.put(forward(1))
+    assert len(mailbox._towards_head) == 1
+    for take in (mailbox.take_forward, mailbox.take_labels):
+        with pytest.raises(PeerLostError) as raised:
+            take()
+        assert raised.value is first

@@ -99,6 +99,8 @@ def test_only_matrices_decay(kind: str) -> None:
         {"optimizer": kind, "weight_decay": 0.5, "learning_rate": 0.1}
     )
     matrix, vector = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    assert len(make_optimizer([matrix], training).param_groups) == 1
+    assert len(make_optimizer([vector], training).param_groups) == 1
     optimizer = make_optimizer([matrix, vector], training)
     for parameter in (matrix, vector):
         parameter.grad = torch.zeros_like(parameter)
@@ -107,13 +109,6 @@ def test_only_matrices_decay(kind: str) -> None:
     assert torch.equal(vector.detach(), torch.ones(2))
 
 
-def test_unit_with_only_vectors_or_only_matrices_has_an_optimizer() -> None:
-    for parameter in (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, 2))):
-        assert len(make_optimizer([parameter], TrainingConfig()).param_groups) == 1
-
-
 def test_rate_that_cannot_fall_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match="after the warm-up of 0 steps, but the job has only 0"
-    ):
+    with pytest.raises(InvalidInputError, match="warm-up of 0.* 0"):
         learning_rate(TrainingConfig(decay="linear", warm_up_steps=0), 0, total_steps=0)

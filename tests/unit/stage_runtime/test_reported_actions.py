@@ -1,42 +1,28 @@
-"""Tests of the events that a stage reports, also on an emulated processor."""
+"""Tests of the events that a stage reports, also on an emulated processor, and of their metrics."""
 
 from collections import Counter
 
 import pytest
+from prometheus_client import REGISTRY
 
 from collapipe.emulation.emulation_file import EmulationFile
-from collapipe.models import ModelAdapter
 from collapipe.stage_runtime import EmulatedProcessor
 from collapipe.stage_runtime.operation_counts import StageWork, Work
-from collapipe.tensors import Frame
+from collapipe.stage_runtime.stage_metrics import StageMetrics
+from collapipe.tensors import FrameKind
 from collapipe.work_shares import FORWARD_SHARE
 
-from .chains import (
-    HALVES,
-    THIRDS,
-    TRAINING,
-    WHOLE,
-    MakeBatch,
-    States,
-    assert_identical,
-    make_chain,
-    steps_of,
-    train_chain,
-    train_plainly,
-)
+from .chains import HALVES, THIRDS, WHOLE, TinyModel
 
 # --- events
 
 
-def test_each_micro_batch_is_reported_with_its_samples_and_sent_bytes(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [3, 2, 1])
-    batches = [make_batch(number) for number in range(3)]
-    passed: list[Frame] = []
-    forward = chain.mailboxes[1].put
-    chain.stages[0]._send_forward = lambda frame: (passed.append(frame), forward(frame))[1]
-    chain.train(0, batches, 0.0)
+def test_each_micro_batch_is_reported_with_its_samples_and_sent_bytes(tiny: TinyModel) -> None:
+    chain = tiny.chain(THIRDS)
+    batches = tiny.batches(3)
+    sent = chain.record_sent(0)
+    chain.train(0, batches)
+    passed = [frame for frame in sent if frame.kind is FrameKind.FORWARD]
     embedding, blocks, head = (observer.work for observer in chain.observers)
     assert embedding == [(0, 3, frame.byte_length) for frame in passed]
     assert blocks == [(3, 3, frame.byte_length) for frame in passed]
@@ -45,27 +31,31 @@ def test_each_micro_batch_is_reported_with_its_samples_and_sent_bytes(
     assert all(frame.byte_length > size for frame, size in zip(passed, activations, strict=True))
 
 
-def test_time_of_embedding_and_head_is_reported_apart_from_that_of_blocks(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
+def test_times_of_actions_and_waits_fit_into_the_step(tiny: TinyModel) -> None:
     for cuts, has_end_unit in ((THIRDS, [True, False, True]), (HALVES, [True, True])):
-        chain = make_chain(bert, bert_states, TRAINING, cuts, [2] * len(has_end_unit))
-        chain.train(0, [make_batch(0), make_batch(1)], 0.0)
-        for expected, observer in zip(has_end_unit, chain.observers, strict=True):
+        chain = tiny.chain(cuts)
+        results = chain.train(0, tiny.batches(2))
+        for expected, observer, result in zip(has_end_unit, chain.observers, results, strict=True):
             seconds = sum(observer.seconds["FORWARD"] + observer.seconds["BACKWARD"])
             apart = sum(observer.end_unit_seconds)
             assert 0 < apart <= seconds if expected else apart == 0
+            times = result.times
+            assert sum(observer.waits) == pytest.approx(times.waiting_seconds)
+            parts = times.forward_seconds + times.backward_seconds + times.waiting_seconds
+            assert 0 < times.forward_seconds < times.total_seconds
+            assert 0 < times.backward_seconds < times.total_seconds
+            assert parts <= times.total_seconds
+        kinds = Counter((one.stage, one.kind) for one in chain.passes)
+        assert set(kinds.values()) == {2}
 
 
-def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
+def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(tiny: TinyModel) -> None:
     stash = {}
     for recompute in (False, True):
         for window in (1, 3):
             stages = range(2) if recompute else ()
-            chain = make_chain(bert, bert_states, TRAINING, HALVES, [window, 1], recompute=stages)
-            chain.train(0, [make_batch(0)] * 4, 0.0)
+            chain = tiny.chain(HALVES, [window, 1], recompute=stages)
+            chain.train(0, [tiny.make_batch(0)] * 4)
             (in_flight, stash[recompute, window]), (of_head, _) = (
                 observer.steps[0] for observer in chain.observers
             )
@@ -77,21 +67,10 @@ def test_most_micro_batches_and_bytes_are_reported_after_each_mini_batch(
     assert stash[True, 1] == stash[True, 3] == 0  # the inputs of an embedding are side tensors
 
 
-def test_recomputing_stage_holds_the_bytes_of_its_inputs_only(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, THIRDS, [1, 1, 1], recompute=range(3))
-    batch = make_batch(0)
-    chain.train(0, [batch], 0.0)
-    assert chain.observers[1].steps[0][1] == batch["input_ids"].numel() * 16 * 4
-
-
-def test_updates_and_evaluations_are_reported(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
-    chain.evaluate([make_batch(0), make_batch(1)])
-    chain.train(0, [make_batch(0)], 0.0)
+def test_updates_and_evaluations_are_reported(tiny: TinyModel) -> None:
+    chain = tiny.chain(HALVES)
+    chain.evaluate(tiny.batches(2))
+    chain.train(0, tiny.batches(1))
     chain.run_in_parallel(lambda stage: stage.apply_update(1.0))
     chain.run_in_parallel(lambda stage: stage.apply_update(1.0))  # no update is pending
     for observer in chain.observers:
@@ -104,7 +83,7 @@ def test_updates_and_evaluations_are_reported(
 
 
 class Device(EmulatedProcessor):
-    """Needs 50 ms for every action, and records the actions."""
+    """Needs 5 ms for every action, and records the actions."""
 
     def __init__(self) -> None:
         super().__init__(EmulationFile(None), "device-0-0")
@@ -112,66 +91,88 @@ class Device(EmulatedProcessor):
 
     def seconds(self, work: Work, overhead_share: float) -> float:
         self.asked.append((work, overhead_share))
-        return 0.05
+        return 0.005
 
 
-def test_emulation_changes_no_bit_and_its_seconds_are_reported(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    steps = steps_of(make_batch, num_steps=1, size=2)
-    device = Device()
-    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1], processor=device)
-    assert_identical(
-        train_chain(chain, TRAINING, steps), train_plainly(bert, bert_states, TRAINING, steps)
-    )
+def test_emulation_changes_no_bit_and_its_seconds_are_reported(tiny: TinyModel) -> None:
+    chain = tiny.chain(HALVES, processor=Device())
+    tiny.assert_equals_a_plain_loop(chain, num_steps=1, size=2)
     for observer in chain.observers:
         assert {name: len(seconds) for name, seconds in observer.seconds.items()} == {
             "FORWARD": 2,
             "BACKWARD": 2,
             "update": 1,
         }
-        assert all(min(seconds) >= 0.05 for seconds in observer.seconds.values())
+        assert all(min(seconds) >= 0.005 for seconds in observer.seconds.values())
 
 
-def test_emulated_processor_gets_the_work_of_the_units(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
+def test_emulated_processor_gets_the_work_of_the_units(tiny: TinyModel) -> None:
     device = Device()
-    chain = make_chain(bert, bert_states, TRAINING, WHOLE, [1], processor=device)
-    batch = make_batch(0)
+    chain = tiny.chain(WHOLE, processor=device)
+    (batch,) = tiny.batches(1)
     chain.evaluate([batch])
-    results = chain.train(0, [batch], 0.0)
+    results = chain.train(0, [batch])
     work = StageWork([unit.module for unit in chain.units], 16)
     assert device.asked == [
         (work.forward(batch), FORWARD_SHARE),
         (work.forward(batch), FORWARD_SHARE),
         (work.backward(batch), 1 - FORWARD_SHARE),
     ]
-    assert results[0].times.forward_seconds >= 0.05
-    assert results[0].times.backward_seconds >= 0.05
+    assert results[0].times.forward_seconds >= 0.005
+    assert results[0].times.backward_seconds >= 0.005
 
 
-def test_stage_without_units_is_not_slowed(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
+def test_stage_without_units_is_not_slowed(tiny: TinyModel) -> None:
     device = Device()
-    chain = make_chain(bert, bert_states, TRAINING, [0, 0, 5], [1, 1], processor=device)
-    chain.train(0, [make_batch(0)], 0.0)
+    tiny.chain([0, 0, 5], [1, 1], processor=device).train(0, tiny.batches(1))
     assert len(device.asked) == 2
 
 
-def test_times_of_actions_and_waits_fit_into_the_step(
-    bert: ModelAdapter, bert_states: States, make_batch: MakeBatch
-) -> None:
-    chain = make_chain(bert, bert_states, TRAINING, HALVES, [2, 1])
-    results = chain.train(0, [make_batch(0), make_batch(1)], 0.0)
-    reported = sum(sum(observer.waits) for observer in chain.observers)
-    assert reported == pytest.approx(sum(result.times.waiting_seconds for result in results))
-    for result in results:
-        times = result.times
-        parts = times.forward_seconds + times.backward_seconds + times.waiting_seconds
-        assert 0 < times.forward_seconds < times.total_seconds
-        assert 0 < times.backward_seconds < times.total_seconds
-        assert parts <= times.total_seconds
-    kinds = Counter(str(one)[:2] for one in chain.passes)
-    assert kinds == {"0F": 2, "0B": 2, "1F": 2, "1B": 2}
+# --- metrics
+
+
+def value(name: str, stage: int) -> float:
+    labels = {"cluster": "90", "stage": str(stage)}
+    return REGISTRY.get_sample_value(f"collapipe_stage_{name}", labels) or 0.0
+
+
+def energy() -> float:
+    return REGISTRY.get_sample_value("collapipe_energy_joules_total", {"sensor": "model"}) or 0.0
+
+
+def test_metrics_count_the_actions_of_the_stage() -> None:
+    before = energy()
+    stage = StageMetrics(90, 3, 0.0)
+    stage.acted(FrameKind.BACKWARD, 0, 0.25, 0.125)
+    stage.worked(num_blocks=4, num_samples=6, activation_bytes=700)
+    stage.worked(num_blocks=4, num_samples=6, activation_bytes=700)
+    stage.updated(0.125)
+    stage.waited(1.0)
+    stage.waited(0.5)
+    stage.stepped(in_flight=2, stash_bytes=900)
+    expected = {
+        "backward_seconds_sum": 0.25,
+        "block_samples_total": 48,
+        "end_unit_seconds_total": 0.125,
+        "samples_total": 12,
+        "activation_bytes_total": 1400,
+        "update_seconds_total": 0.125,
+        "steps_total": 1,
+        "waiting_seconds_total": 1.5,
+        "in_flight": 2,
+        "stash_bytes": 900,
+    }
+    assert {name: value(name, 3) for name in expected} == expected
+    assert energy() == before, "a device of unknown power counts no energy"
+
+
+def test_energy_is_watts_times_busy_seconds() -> None:
+    before = energy()
+    stage = StageMetrics(90, 4, 8.0)
+    stage.acted(FrameKind.FORWARD, 0, 0.25, 0.0)
+    stage.acted(FrameKind.BACKWARD, 0, 0.5, 0.0)
+    stage.updated(0.125)
+    stage.evaluated(0.125)
+    stage.waited(100.0)
+    stage.stepped(in_flight=1, stash_bytes=0)
+    assert energy() - before == pytest.approx(8.0)

@@ -12,12 +12,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import JobConfig
-from collapipe.models import adapter_class
 from collapipe.tasks import Task, load_task, parse_vocabulary, write_tokenizer_files
 from collapipe.tasks.vocabulary import make_vocabulary
 
-JobMaker = Callable[..., JobConfig]
+Load = Callable[..., Task]
 
 PAIRS = [(f"What follows {number}?\n", f"{number + 1}") for number in range(12)]
 CHATS = [
@@ -38,11 +36,6 @@ TEMPLATE = """\
 {% endfor %}{% if add_generation_prompt %}<|start|>assistant
 {% endif %}"""
 """It names tokens that the family does not have, and writes a line break behind each message."""
-
-
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -76,25 +69,19 @@ def write_chat_model(
     return str(directory)
 
 
-def load(
-    make_job: JobMaker,
-    folder: Path,
-    rows: Sequence[dict[str, Any]],
-    held_out: Sequence[dict[str, Any]] | None = None,
-    **sections: Any,
-) -> Task:
-    files = {
-        "train": write(folder / "train.jsonl", rows),
-        "held_out": write(folder / "held_out.jsonl", held_out or rows),
-    }
-    model = {"family": "llama", **sections.pop("model", {})}
-    task = load_task(make_job("instruction", files, model=model, **sections), 0, None)
-    task.set_labels(task.labels)
-    return task
+@pytest.fixture
+def load(load_rows: Callable[..., Task]) -> Load:
+    """Loads the task of a Llama; its arguments are those of `load_rows` without the kind."""
+
+    def load_pairs(*rows: Any, **sections: Any) -> Task:
+        model = {"family": "llama", **sections.pop("model", {})}
+        return load_rows("instruction", *rows, model=model, **sections)
+
+    return load_pairs
 
 
-def test_only_the_completion_and_its_end_are_learned(make_job: JobMaker, tmp_path: Path) -> None:
-    task = load(make_job, tmp_path, pairs(PAIRS))
+def test_only_the_completion_and_its_end_are_learned(load: Load, tmp_path: Path) -> None:
+    task = load(pairs(PAIRS))
     tokenizer = parse_vocabulary(task.vocabulary)
     [batch] = task.micro_batches([2, 9], 1)
     for row, (prompt, completion) in zip((0, 1), (PAIRS[2], PAIRS[9]), strict=True):
@@ -110,10 +97,10 @@ def test_only_the_completion_and_its_end_are_learned(make_job: JobMaker, tmp_pat
     assert batch.num_targets == int((batch.tensors["labels"] != -100).sum())
 
 
-def test_prompt_keeps_the_tokens_that_it_has_alone(make_job: JobMaker, tmp_path: Path) -> None:
+def test_prompt_keeps_the_tokens_that_it_has_alone(load: Load, tmp_path: Path) -> None:
     """Without a separator, a token of the joined text would span the prompt and the answer."""
     rows = [("number", "ninety"), *[("numberninety one\n", "two")] * 30]
-    task = load(make_job, tmp_path, pairs(rows))
+    task = load(pairs(rows))
     tokenizer = parse_vocabulary(task.vocabulary)
     prompt, answer = (tokenizer.encode(t, add_special_tokens=False).ids for t in rows[0])
     assert tokenizer.encode("numberninety", add_special_tokens=False).ids[: len(prompt)] != prompt
@@ -124,12 +111,10 @@ def test_prompt_keeps_the_tokens_that_it_has_alone(make_job: JobMaker, tmp_path:
 
 
 def test_chat_is_rendered_by_the_template_and_only_its_last_message_is_learned(
-    make_job: JobMaker, tmp_path: Path
+    load: Load, tmp_path: Path
 ) -> None:
     directory = write_chat_model(tmp_path / "model")
-    task = load(
-        make_job, tmp_path, [{"messages": chat} for chat in CHATS], model={"pretrained": directory}
-    )
+    task = load([{"messages": chat} for chat in CHATS], model={"pretrained": directory})
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     [batch] = task.micro_batches([7], 1)
     ids, labels = batch.tensors["input_ids"][0].tolist(), batch.tensors["labels"][0].tolist()
@@ -143,11 +128,11 @@ def test_chat_is_rendered_by_the_template_and_only_its_last_message_is_learned(
 
 
 def test_second_cluster_and_export_render_as_the_pretrained_directory(
-    make_job: JobMaker, tmp_path: Path
+    load: Load, tmp_path: Path
 ) -> None:
     directory = write_chat_model(tmp_path / "model")
     rows = [{"messages": chat} for chat in CHATS * 2]
-    task = load(make_job, tmp_path, rows, model={"pretrained": directory}, clusters=2)
+    task = load(rows, model={"pretrained": directory}, clusters=2)
     original: Any = AutoTokenizer.from_pretrained(directory)
     job = task._rows._job
     for path in Path(directory).iterdir():
@@ -173,63 +158,48 @@ def test_second_cluster_and_export_render_as_the_pretrained_directory(
 @pytest.mark.parametrize(
     "source", ["tokenizer_config.json", "config.json", "generation_config.json"]
 )
-def test_special_tokens_of_a_directory_are_found(
-    make_job: JobMaker, tmp_path: Path, source: str
-) -> None:
+def test_special_tokens_of_a_directory_are_found(load: Load, tmp_path: Path, source: str) -> None:
     directory = Path(write_chat_model(tmp_path / "model", declared={}))
+    with pytest.raises(InvalidInputError, match="'</s>', the eos_token"):
+        load(pairs(PAIRS), model={"pretrained": str(directory)})
     end = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("<|eot|>")
     value: Any = [end, 0] if source == "generation_config.json" else end
     name = "eos_token_id"
     if source == "tokenizer_config.json":
         name, value = "eos_token", "<|eot|>"
-    document = json.loads((directory / source).read_text()) if (directory / source).exists() else {}
-    (directory / source).write_text(json.dumps({**document, name: value}))
-    task = load(make_job, tmp_path, pairs(PAIRS), model={"pretrained": str(directory)})
+    path = directory / source
+    document = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**document, name: value}))
+    task = load(pairs(PAIRS), model={"pretrained": str(directory)})
     [batch] = task.micro_batches([0], 1)
     assert batch.tensors["input_ids"][0, -1] == end
 
 
-def test_directory_without_an_end_token_is_refused(make_job: JobMaker, tmp_path: Path) -> None:
-    directory = write_chat_model(tmp_path / "model", declared={})
-    with pytest.raises(InvalidInputError, match=r"has no '</s>', the eos_token .*tokenizer_config"):
-        load(make_job, tmp_path, pairs(PAIRS), model={"pretrained": directory})
-
-
-def test_metrics_of_answers(make_job: JobMaker, tmp_path: Path) -> None:
+def test_metrics_of_answers(load: Load) -> None:
     """The shortest row is wrong in one token, and each token costs log 3."""
-    task = load(make_job, tmp_path, pairs(PAIRS))
-    predictions = [
-        torch.stack(
-            [torch.tensor([math.log(3) * n, float(n)]) for n in (labels != -100).sum(dim=1)]
-        )
-        for labels in (b.tensors["labels"] for b in task.held_out_micro_batches(5))
+    task = load(pairs(PAIRS))
+    lengths = [
+        (batch.tensors["labels"] != -100).sum(dim=1).float()
+        for batch in task.held_out_micro_batches(5)
     ]
+    predictions = [torch.stack([math.log(3) * each, each], dim=1) for each in lengths]
     predictions[0][0, 1] -= 1
-    num_targets = round(sum(float(p[:, 0].sum()) for p in predictions) / math.log(3))
+    num_targets = float(sum(each.sum() for each in lengths))
     assert task.num_held_out_rows == 12
     values = task.score(predictions)
     assert next(iter(values)) == task.metric
-    assert values == pytest.approx(
-        {
-            "exact_match": 11 / 12,
-            "perplexity": 3.0,
-            "token_accuracy": (num_targets - 1) / num_targets,
-        }
-    )
+    accuracy = (num_targets - 1) / num_targets
+    expected = {"exact_match": 11 / 12, "perplexity": 3.0, "token_accuracy": accuracy}
+    assert values == pytest.approx(expected)
 
 
-def test_long_rows_are_counted_and_held_out_ones_are_wrong(
-    make_job: JobMaker, tmp_path: Path
-) -> None:
-    long = pairs([("What is a long answer?\n", "word " * 40)])
-    task = load(
-        make_job,
-        tmp_path,
-        [*pairs(PAIRS), *long, *pairs(PAIRS)],
-        [*long, *pairs(PAIRS)[:3]],
-        task={"max_length": 40},
-        model={"vocabulary_size": 270},
-    )
+LONG = {"prompt": "What is a long answer?\n", "completion": "word " * 40}
+
+
+def test_long_rows_are_counted_and_held_out_ones_are_wrong(load: Load) -> None:
+    rows = pairs(PAIRS)
+    sections = {"task": {"max_length": 40}, "model": {"vocabulary_size": 270}}
+    task = load([*rows, LONG, *rows], [LONG, *rows[:3]], **sections)
     assert (task.num_long_rows, task.num_long_held_out_rows) == (1, 1)
     assert (task.num_rows, task.num_held_out_rows) == (24, 4)
     [batch] = task.held_out_micro_batches(8)
@@ -240,90 +210,60 @@ def test_long_rows_are_counted_and_held_out_ones_are_wrong(
     assert values["token_accuracy"] < 0.5
 
 
-@pytest.mark.parametrize("which", ["training", "held-out"])
-def test_only_long_rows_are_refused(make_job: JobMaker, tmp_path: Path, which: str) -> None:
-    rows = {"training": pairs(PAIRS), "held-out": pairs(PAIRS)}
-    rows[which] = pairs([("a prompt\n", "word " * 40)] * 7)
-    message = rf"each of the 7 {which} rows .*task.max_length = 40 .*raise task.max_length"
+@pytest.mark.parametrize(
+    ("rows", "held_out", "message"),
+    [
+        ([LONG] * 7, pairs(PAIRS), "7 training rows .* 40 "),
+        (pairs(PAIRS), [LONG] * 7, "7 held-out rows .* 40 "),
+        ([*pairs(PAIRS[:3]), *[LONG] * 7], None, r"has 3 .*raise task\.max_length"),
+    ],
+    ids=["training", "held-out", "few"],
+)
+def test_too_few_rows_that_fit_are_refused(
+    load: Load, rows: list[Any], held_out: list[Any] | None, message: str
+) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        load(make_job, tmp_path, *rows.values(), task={"max_length": 40})
-
-
-def test_too_few_fitting_rows_name_the_remedy(make_job: JobMaker, tmp_path: Path) -> None:
-    rows = pairs([*PAIRS[:3], *[("a prompt\n", "word " * 40)] * 7])
-    with pytest.raises(InvalidInputError, match=r"has 3 training rows.*or raise task.max_length"):
-        load(make_job, tmp_path, rows, task={"max_length": 40})
+        load(rows, held_out, task={"max_length": 40})
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "a"}, r"jsonl:1: has no column 'completion'.*data\.completion_column"),
-        ({"completion": "a"}, r"has no column 'prompt'.*data\.prompt_column"),
-        ({"prompt": "a", "completion": " "}, "column 'completion' is empty"),
-        ({"messages": "hello"}, r"jsonl:1: column 'messages' is 'hello', but must be a list"),
-        ({"messages": CHATS[0][-1:]}, "at least 2 messages"),
-        ({"messages": [["user", "a"], CHATS[0][-1]]}, r"message 1 .*no object with a role"),
-        ({"messages": [{"role": "user"}, CHATS[0][-1]]}, r"content of message 1 .*a string"),
-        ({"messages": CHATS[0][:-1]}, r"last message .* has the role 'user'.*\"assistant\""),
+        ({"prompt": "a"}, r":1: .*data\.completion_column"),
+        ({"completion": "a"}, r":1: .*data\.prompt_column"),
+        ({"prompt": "a", "completion": " "}, ":1: .*'completion' is empty"),
+        ({"messages": "hello"}, ":1: .*'messages' is 'hello'"),
+        ({"messages": CHATS[0][-1:]}, ":1: .* 2 messages"),
+        ({"messages": [["user", "a"], CHATS[0][-1]]}, ":1: .*message 1 .*role"),
+        ({"messages": [{"role": "user"}, CHATS[0][-1]]}, ":1: .*content of message 1 "),
+        ({"messages": CHATS[0][:-1]}, ":1: .*'user'.*\"assistant\""),
     ],
 )
-def test_wrong_row_is_refused_with_its_place(
-    make_job: JobMaker, tmp_path: Path, row: dict[str, Any], message: str
-) -> None:
+def test_wrong_row_is_refused_with_its_place(load: Load, row: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        load(make_job, tmp_path, [row])
+        load([row])
 
 
 @pytest.mark.parametrize(
     ("template", "chat", "message"),
     [
-        (None, CHATS[0], r"model: has no chat template, .*chat_template\.jinja.*a prompt and a"),
-        (
-            TEMPLATE,
-            [{"role": "tool", "content": "4"}, CHATS[0][-1]],
-            r"jsonl:1: the chat template of .*model refuses .* tool, assistant: unknown role tool",
-        ),
+        (None, CHATS[0], r"model: .*chat_template\.jinja"),
+        (TEMPLATE, [{"role": "tool", "content": "4"}, CHATS[0][-1]], ":1: .* unknown role tool"),
         (
             "{% if add_generation_prompt %}> {% endif %}{{ messages[-1]['content'] }}",
             CHATS[0],
-            r"jsonl:1: the chat template of .*model renders the prompt as '> Yes.*does not begin",
+            ":1: .*model .*'> Yes",
         ),
     ],
 )
 def test_chat_that_cannot_be_rendered_is_refused(
-    make_job: JobMaker, tmp_path: Path, template: str | None, chat: Any, message: str
+    load: Load, tmp_path: Path, template: str | None, chat: Any, message: str
 ) -> None:
     directory = write_chat_model(tmp_path / "model", template)
     with pytest.raises(InvalidInputError, match=message):
-        load(make_job, tmp_path, [{"messages": chat}], model={"pretrained": directory})
+        load([{"messages": chat}], model={"pretrained": directory})
 
 
-def test_chat_without_a_pretrained_directory_is_refused(make_job: JobMaker, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"model\.pretrained is not set.*no chat template"):
-        load(make_job, tmp_path, [{"messages": CHATS[0]}])
-
-
-def test_another_format_is_refused(make_job: JobMaker) -> None:
-    job = make_job("instruction", {"train": "a.txt"}, model={"family": "llama"})
-    with pytest.raises(InvalidInputError, match=r"for instruction: use \.jsonl"):
-        load_task(job, 0, None)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
-def test_each_family_that_continues_text_answers(family: str) -> None:
-    classes = adapter_class(family).model_classes
-    assert classes["instruction"] is classes["causal_lm"]
-
-
-def test_docstrings_ask_for_their_package(make_job: JobMaker) -> None:
-    data = {"source": "stdlib_docstrings", "sharding": "dirichlet", "max_rows": 300}
-    job = make_job("instruction", data, model={"family": "gpt2"}, clusters=2)
-    task = load_task(job, 0, None)
-    packages = {example.row.group for example in task._train}
-    assert len(packages) > 4
-    for example in task._train[:20]:
-        prompt, answer = example.row.texts
-        assert prompt.endswith("\nPackage:")
-        assert answer == f" {example.row.group}"
-        assert len(prompt.split()) <= 41
+def test_chat_without_a_pretrained_directory_is_refused(load: Load) -> None:
+    with pytest.raises(InvalidInputError, match=r"model\.pretrained is not set"):
+        load([{"messages": CHATS[0]}])

@@ -1,7 +1,6 @@
 """Labels and metrics of each task, on small data with known labels."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +8,10 @@ from tokenizers import Tokenizer
 
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import make_evaluation
-from collapipe.job import JobConfig
 from collapipe.models import adapter_class
-from collapipe.tasks import Task, load_task
+from collapipe.tasks import Task
 
-JobMaker = Callable[..., JobConfig]
+LoadRows = Callable[..., Task]
 
 SENTENCES = [
     "Ada B-person\nLovelace I-person\nlives O\nin O\nLondon B-place\n",
@@ -21,35 +19,20 @@ SENTENCES = [
     "Paris B-place\n",
 ]
 PAIRS = [
-    ("a dog runs in the green grass", "ein Hund läuft im grünen Gras"),
-    ("two men", "zwei Männer"),
-    ("the woman is reading a book", "die Frau liest gerade ein Buch"),
+    {"en": "a dog runs in the green grass", "de": "ein Hund läuft im grünen Gras"},
+    {"en": "two men", "de": "zwei Männer"},
+    {"en": "the woman is reading a book", "de": "die Frau liest gerade ein Buch"},
 ]
 
 
 @pytest.fixture
-def make_ner(tmp_path: Path, make_job: JobMaker) -> Callable[..., Task]:
-    def make(max_length: int = 128) -> Task:
-        for name in ("train.conll", "held_out.conll"):
-            (tmp_path / name).write_text("\n".join(SENTENCES * 2), encoding="utf-8")
-        data = {"train": f"{tmp_path}/train.conll", "held_out": f"{tmp_path}/held_out.conll"}
-        task = load_task(make_job("ner", data, task={"max_length": max_length}), 0, None)
-        task.set_labels(task.labels)
-        return task
-
-    return make
+def ner(load_rows: LoadRows) -> Task:
+    return load_rows("ner", "\n".join(SENTENCES * 2))
 
 
 @pytest.fixture(params=["marian", "bart"])
-def translation(request: pytest.FixtureRequest, tmp_path: Path, make_job: JobMaker) -> Task:
-    for index, suffix in enumerate(("en", "de")):
-        for name in ("train", "held_out"):
-            lines = [pair[index] + "\n" for pair in PAIRS * 2]
-            (tmp_path / f"{name}.{suffix}").write_text("".join(lines), encoding="utf-8")
-    data = {name: f"{tmp_path}/{name}.en,{tmp_path}/{name}.de" for name in ("train", "held_out")}
-    task = load_task(make_job("translation", data, model={"family": request.param}), 0, None)
-    task.set_labels([])
-    return task
+def translation(request: pytest.FixtureRequest, load_rows: LoadRows) -> Task:
+    return load_rows("translation", PAIRS * 2, model={"family": request.param})
 
 
 def special_token_ids(vocabulary: bytes) -> dict[str, int]:
@@ -61,88 +44,66 @@ def score(task: Task, predictions: list[torch.Tensor]) -> float:
     return task.score(predictions)[task.metric]
 
 
-def labels(task: Task) -> list[torch.Tensor]:
-    return [batch.tensors["labels"].clone() for batch in task.held_out_micro_batches(2)]
+def truth_of(task: Task, instead_of_ignored: int) -> list[torch.Tensor]:
+    labels = [batch.tensors["labels"] for batch in task.held_out_micro_batches(2)]
+    return [torch.where(label < 0, instead_of_ignored, label) for label in labels]
 
 
-def test_accuracy_counts_right_classes_whatever_the_order_of_lengths(
-    texts: Callable[..., str], make_job: JobMaker, tmp_path: Path
-) -> None:
-    held_out = tmp_path / "held_out.jsonl"
+def test_accuracy_counts_right_classes_whatever_the_order_of_lengths(load_rows: LoadRows) -> None:
     words = [("long " * 9, "warm"), ("x", "cold"), ("in between", "warm"), ("y", "cold")]
-    held_out.write_text(
-        "".join(f'{{"text": "{text}", "label": "{label}"}}\n' for text, label in words),
-        encoding="utf-8",
-    )
-    job = make_job("classification", {"train": texts("a.jsonl", 8), "held_out": str(held_out)})
-    task = load_task(job, 0, None)
-    task.set_labels(task.labels)
+    rows = [{"text": text, "label": label} for text, label in words]
+    task = load_rows("classification", rows)
     assert task.metric == "accuracy"
-    predictions = labels(task)
+    predictions = truth_of(task, 0)
     assert [p.tolist() for p in predictions] == [[0, 0], [1, 1]]  # Short rows come first.
     assert score(task, predictions) == 1.0
     predictions[1][1] = 0
     assert score(task, predictions) == 0.75
 
 
-def test_score_with_missing_predictions_is_refused(make_ner: Callable[..., Task]) -> None:
-    task = make_ner()
-    with pytest.raises(WrongStateError, match="predictions for 4 of 6 held-out rows"):
-        score(task, labels(task)[:2])
+def test_score_with_missing_predictions_is_refused(ner: Task) -> None:
+    with pytest.raises(WrongStateError, match="4 of 6 held-out rows"):
+        score(ner, truth_of(ner, 0)[:2])
 
 
-def test_ner_labels_are_the_whole_tag_set_with_o_first(make_ner: Callable[..., Task]) -> None:
-    assert make_ner().labels == ["O", "B-person", "I-person", "B-place", "I-place"]
-
-
-def test_ner_targets_are_the_first_tokens_of_words(make_ner: Callable[..., Task]) -> None:
-    task = make_ner()
-    [batch] = task.micro_batches([0, 1], 1)
+def test_ner_labels_have_o_first_and_targets_are_the_first_tokens_of_words(ner: Task) -> None:
+    assert ner.labels == ["O", "B-person", "I-person", "B-place", "I-place"]
+    [batch] = ner.micro_batches([0, 1], 1)
     assert batch.num_targets == 8
     row = batch.tensors["labels"][0]
     assert [int(label) for label in row if label != -100] == [1, 2, 0, 0, 3]
     assert row[0] == -100  # [CLS]
+    with pytest.raises(InvalidInputError, match=r"train\.conll:1: .*'B-place'"):
+        ner.set_labels(["O", "B-person", "I-person"])
 
 
-def test_entity_f1_needs_exact_span_and_type(make_ner: Callable[..., Task]) -> None:
-    task = make_ner()
-    assert task.metric == "entity_f1"
-    truth = [torch.where(label < 0, 4, label) for label in labels(task)]
-    assert score(task, truth) == 1.0
+def test_entity_f1_needs_exact_span_and_type(ner: Task) -> None:
+    assert ner.metric == "entity_f1"
+    truth = truth_of(ner, 4)
+    assert score(ner, truth) == 1.0
     shortened = [torch.where(label == 2, 0, label) for label in truth]  # Only "Ada" remains.
-    assert score(task, shortened) == pytest.approx(2 / 3)  # 4 of 6 entities are right.
-    assert score(task, [torch.zeros_like(label) for label in truth]) == 0.0
+    assert score(ner, shortened) == pytest.approx(2 / 3)  # 4 of 6 entities are right.
+    assert score(ner, [torch.zeros_like(label) for label in truth]) == 0.0
     other_type = [torch.where(label == 3, 1, label) for label in truth]
-    assert score(task, other_type) == pytest.approx(1 / 3)
+    assert score(ner, other_type) == pytest.approx(1 / 3)
 
 
-def test_entities_beyond_the_length_limit_are_misses(make_ner: Callable[..., Task]) -> None:
-    task = make_ner(max_length=6)  # [CLS], four of the five words, [SEP]
-    truth = [torch.where(label < 0, 0, label) for label in labels(task)]
+def test_entities_beyond_the_length_limit_are_misses(load_rows: LoadRows) -> None:
+    # [CLS], four of the five words, [SEP]: "London" is cut off in 2 of 6 rows.
+    task = load_rows("ner", "\n".join(SENTENCES * 2), task={"max_length": 6})
+    truth = truth_of(task, 0)
     assert max(batch.shape[1] for batch in truth) == 6
-    assert score(task, truth) == pytest.approx(
-        2 * 4 / (4 + 6)
-    )  # "London" is cut off in 2 of 6 rows.
+    assert score(task, truth) == pytest.approx(2 * 4 / (4 + 6))
 
 
-def test_entities_of_a_type_that_only_held_out_rows_have_are_misses(
-    tmp_path: Path, make_job: JobMaker
-) -> None:
-    for name, stop in (("train", 2), ("held_out", 3)):
-        text = "\n".join(SENTENCES[:stop]).replace("London B-place", "London O")
-        (tmp_path / f"{name}.conll").write_text(text, encoding="utf-8")
-    data = {name: f"{tmp_path}/{name}.conll" for name in ("train", "held_out")}
-    job = make_job("ner", data, training={"mini_batch": 2}, schedule={"num_micro_batches": 1})
-    task = load_task(job, 0, None)
-    task.set_labels(task.labels)
+def test_entities_of_a_type_that_only_held_out_rows_have_are_misses(load_rows: LoadRows) -> None:
+    train, held_out = (
+        "\n".join(SENTENCES[:stop]).replace("London B-place", "London O") for stop in (2, 3)
+    )
+    sections = {"training": {"mini_batch": 2}, "schedule": {"num_micro_batches": 1}}
+    task = load_rows("ner", train, held_out, **sections)
     assert task.labels == ["O", "B-person", "I-person"]
-    truth = [torch.where(label < 0, 0, label) for label in labels(task)]
-    assert score(task, truth) == pytest.approx(2 * 1 / (1 + 2))
-
-
-def test_tag_of_unknown_type_is_refused_with_its_place(make_ner: Callable[..., Task]) -> None:
-    with pytest.raises(InvalidInputError, match=r"train\.conll:1: label 'B-place' is not one of"):
-        make_ner().set_labels(["O", "B-person", "I-person"])
+    assert score(task, truth_of(task, 0)) == pytest.approx(2 * 1 / (1 + 2))
 
 
 def test_translation_targets_end_with_the_end_token(translation: Task) -> None:
@@ -159,20 +120,17 @@ def test_translation_targets_end_with_the_end_token(translation: Task) -> None:
 def test_bleu_of_the_truth_is_100_and_padding_does_not_count(translation: Task) -> None:
     assert translation.metric == "bleu"
     special = special_token_ids(translation.vocabulary)
-    truth = [torch.where(label < 0, special["pad_token"], label) for label in labels(translation)]
+    truth = truth_of(translation, special["pad_token"])
     assert score(translation, truth) == pytest.approx(100.0)
-    tail = [
-        torch.cat([label, label], dim=1) for label in truth
-    ]  # The copy comes after the end token.
+    tail = [torch.cat([label, label], dim=1) for label in truth]  # What follows the end token.
     assert score(translation, tail) == pytest.approx(100.0)
-    assert (
-        score(translation, [torch.full_like(label, special["eos_token"]) for label in truth]) == 0.0
-    )
+    empty = [torch.full_like(label, special["eos_token"]) for label in truth]
+    assert score(translation, empty) == 0.0
     assert score(translation, truth[::-1]) < 50.0  # Each translation belongs to another sentence.
 
 
 def test_translations_that_are_all_alike_are_found(translation: Task) -> None:
-    truth = [label.clamp(min=0) for label in labels(translation)]
+    truth = truth_of(translation, 0)
     alike = [truth[0][:1].expand(len(label), -1) for label in truth]
     for predictions, is_one in ((truth, False), (alike, True)):
         sums = translation.sums(predictions)

@@ -20,7 +20,7 @@ def draw_many(cursor: Cursor, mini_batch: int, count: int) -> tuple[list[list[in
 def test_draw_covers_each_row_once_an_epoch(num_rows: int, mini_batch: int, epochs: int) -> None:
     per_epoch = num_rows // mini_batch
     if per_epoch == 0:
-        with pytest.raises(InvalidInputError, match="fewer than one mini-batch"):
+        with pytest.raises(InvalidInputError, match=str(mini_batch)):
             draw(0, 0, Cursor(num_rows=num_rows), mini_batch)
         return
     cursor = begin_round(Cursor(), num_rows)
@@ -56,14 +56,8 @@ def test_order_differs_between_epochs_clusters_and_seeds() -> None:
     assert len(set(map(tuple, orders))) == 4
 
 
-def test_begin_round_with_appended_rows_starts_an_epoch_over_all() -> None:
+def test_begin_round_starts_an_epoch_only_over_appended_rows() -> None:
     assert begin_round(Cursor(2, 3, 100), 101) == Cursor(3, 0, 101)
-
-
-def test_begin_round_without_new_rows_changes_nothing() -> None:
     assert begin_round(Cursor(2, 3, 100), 100) == Cursor(2, 3, 100)
-
-
-def test_begin_round_with_lost_rows_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"99 training rows, but 100 were in use.*restore"):
+    with pytest.raises(InvalidInputError, match="99 .* 100 "):
         begin_round(Cursor(2, 3, 100), 99)

@@ -1,6 +1,5 @@
 """Vocabularies are made, read and exported; `transformers` then produces the token ids of training."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,33 +7,31 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import JobConfig, ModelConfig, TaskConfig
+from collapipe.job import ModelConfig, TaskConfig
 from collapipe.models import adapter_class, adapter_for, create_config_json
-from collapipe.tasks import (
-    load_task,
-    write_tokenizer_files,
-)
+from collapipe.tasks import Task, write_tokenizer_files
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
 
 TEXTS = ["Ada Lovelace lives in London", "Zwei Männer lesen ein Buch", "it's a dog, isn't it?"] * 3
 LANGUAGE_MODELS = ["gpt2", "llama", "mistral", "qwen2", "qwen3"]
 FAMILIES = ["bert", "distilbert", "roberta", "marian", "bart", *LANGUAGE_MODELS]
-TINY_LANGUAGE_MODEL = {
+_LANGUAGE_MODEL = {
     "hidden_size": 8,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "max_position_embeddings": 32,
 }
-TINY = {
-    **{family: TINY_LANGUAGE_MODEL for family in LANGUAGE_MODELS},
-    "bert": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-    "distilbert": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
-    "roberta": {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
-    "marian": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
-    "bart": {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1},
+_TRANSLATOR = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+_LABELLER = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+TINY: dict[str, dict[str, int]] = {
+    **dict.fromkeys(LANGUAGE_MODELS, _LANGUAGE_MODEL),
+    **dict.fromkeys(("marian", "bart"), _TRANSLATOR),
+    **dict.fromkeys(("bert", "roberta", "distilbert"), _LABELLER),
 }
+LoadRows = Callable[..., Task]
 
 
 def special_token_ids(vocabulary: bytes, family: str) -> dict[str, int]:
@@ -84,29 +81,14 @@ def test_special_token_ids_follow_the_family() -> None:
     assert ids["marian"] == {"pad_token": 0, "eos_token": 1, "unk_token": 2}
 
 
-def test_vocabulary_too_small_for_all_bytes_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"is 100, but 256 bytes and 4 special tokens need 260"
-    ):
+def test_vocabulary_that_cannot_be_made_or_read_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=" 100, .* 256 .* 4 .* 260"):
         make_vocabulary(TEXTS, 100, "bert")
-
-
-def test_unknown_family_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"'gpt9' is not known: use one of bert, "):
+    with pytest.raises(InvalidInputError, match="'gpt9'.* bert, "):
         make_vocabulary(TEXTS, 300, "gpt9")
-
-
-def test_vocabulary_of_another_family_is_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"has no '\[PAD\]', the pad_token of family 'bert'"
-    ):
+    with pytest.raises(InvalidInputError, match=r"'\[PAD\]', .*'bert'"):
         Vocabulary(make_vocabulary(TEXTS, 300, "marian"), "bert", max_length=8)
-
-
-def test_bytes_that_are_no_vocabulary_are_refused() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"the vocabulary \(5 bytes\) is not a tokenizer.json"
-    ):
+    with pytest.raises(InvalidInputError, match=r"5 bytes.*tokenizer\.json"):
         Vocabulary(b"{nope", "bert", max_length=8)
 
 
@@ -122,18 +104,10 @@ def test_read_vocabulary_neither_pads_nor_cuts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
 def test_exported_classifier_sees_the_token_ids_of_training(
-    family: str, tmp_path: Path, make_job: Callable[..., JobConfig]
+    family: str, tmp_path: Path, load_rows: LoadRows
 ) -> None:
-    from transformers import pipeline
-
-    path = tmp_path / "train.jsonl"
     rows = [{"text": text, "label": f"l{i % 2}"} for i, text in enumerate(TEXTS)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    held_out = tmp_path / "held_out.jsonl"
-    held_out.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    data = {"train": str(path), "held_out": str(held_out)}
-    task = load_task(make_job("classification", data, model={"family": family}), 0, None)
-    task.set_labels(task.labels)
+    task = load_rows("classification", rows, model={"family": family})
     model = export(tmp_path / "model", family, "classification", task.vocabulary, task.labels)
     classify: Any = pipeline("text-classification", str(tmp_path / "model"))
     for index, text in enumerate(TEXTS[:3]):
@@ -148,16 +122,10 @@ def test_exported_classifier_sees_the_token_ids_of_training(
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_exported_tagger_sees_the_token_ids_of_training(
-    family: str, tmp_path: Path, make_job: Callable[..., JobConfig]
+    family: str, tmp_path: Path, load_rows: LoadRows
 ) -> None:
-    from transformers import pipeline
-
     sentence = "Ada B-person\nLovelace I-person\nisn't O\n, O\nLondon B-place\n"
-    for name in ("train.conll", "held_out.conll"):
-        (tmp_path / name).write_text("\n".join([sentence] * 5), encoding="utf-8")
-    data = {"train": f"{tmp_path}/train.conll", "held_out": f"{tmp_path}/held_out.conll"}
-    task = load_task(make_job("ner", data, model={"family": family}), 0, None)
-    task.set_labels(task.labels)
+    task = load_rows("ner", "\n".join([sentence] * 5), model={"family": family})
     export(tmp_path / "model", family, "ner", task.vocabulary, task.labels)
     tag: Any = pipeline("token-classification", str(tmp_path / "model"))
     text = "Ada Lovelace isn't , London"
@@ -173,17 +141,10 @@ def test_exported_tagger_sees_the_token_ids_of_training(
 
 @pytest.mark.parametrize("family", ["marian", "bart"])
 def test_exported_translator_sees_the_token_ids_of_training(
-    family: str, tmp_path: Path, make_job: Callable[..., JobConfig]
+    family: str, tmp_path: Path, load_rows: LoadRows
 ) -> None:
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-    path = tmp_path / "train.jsonl"
     rows = [{"en": text, "de": text[::-1]} for text in TEXTS]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    data = {"train": f"{path}", "held_out": f"{tmp_path}/held_out.jsonl"}
-    (tmp_path / "held_out.jsonl").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    task = load_task(make_job("translation", data, model={"family": family}), 0, None)
-    task.set_labels([])
+    task = load_rows("translation", rows, model={"family": family})
     export(tmp_path / "model", family, "translation", task.vocabulary, [])
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
@@ -207,8 +168,6 @@ def test_exported_translator_sees_the_token_ids_of_training(
 def test_exported_language_model_sees_the_token_ids_of_training(
     family: str, has_pad_token: bool, tmp_path: Path
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     data = make_vocabulary(TEXTS, 320, family)
     if not has_pad_token:
         pad = adapter_class(family).special_tokens.by_role["pad_token"]

@@ -14,17 +14,10 @@ def round_trip(asked: float, there: float, work: float, back: float, ahead: floa
     return RoundTrip(asked, received + ahead, sent + ahead, sent + back)
 
 
-def test_equal_ways_give_the_exact_offset() -> None:
-    offset = estimate_offset([round_trip(10.0, 0.25, 1.0, 0.25, ahead=-3.0)])
-    assert offset == ClockOffset(-3.0, 0.25)
-
-
-def test_shortest_round_trip_counts() -> None:
+def test_shortest_round_trip_gives_the_offset() -> None:
     slow = round_trip(0.0, 0.9, 0.0, 0.1, ahead=5.0)
-    fast = round_trip(2.0, 0.01, 4.0, 0.01, ahead=5.0)
-    offset = estimate_offset([slow, fast, slow])
-    assert offset.seconds == pytest.approx(5.0)
-    assert offset.uncertainty_seconds == pytest.approx(0.01)
+    fast = round_trip(10.0, 0.25, 1.0, 0.25, ahead=-3.0)
+    assert estimate_offset([slow, fast, slow]) == ClockOffset(-3.0, 0.25)
 
 
 seconds = st.floats(min_value=0.0, max_value=1.0)

@@ -1,6 +1,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -39,6 +40,7 @@ def stage(
     block_samples: float = 120.0,
     end_unit_seconds: float = 0.0,
     end: float = END,
+    restarted: bool = False,
 ) -> list[Series]:
     """Makes the counters of a stage, which grow by the given amounts within a window of four scrapes."""
     grown = {
@@ -49,11 +51,12 @@ def stage(
         "stage_end_unit_seconds_total": end_unit_seconds,
         "stage_samples_total": 40.0 * bool(micro_batches),
     }
-    labels = {"cluster": cluster, "stage": number}
-    return [
-        series(instance, name, 512, 512 + by / 2, 512 + by, 512 + by, end=end, **labels)
-        for name, by in grown.items()
-    ]
+    found = []
+    for name, by in grown.items():
+        last = (0, by / 2) if restarted else (512 + by, 512 + by)
+        values = (512, 512 + by / 2, *last)
+        found.append(series(instance, name, *values, end=end, cluster=cluster, stage=number))
+    return found
 
 
 def link(seconds: float = 2.0, rate_limit: float | None = None, **codecs: float) -> list[Series]:
@@ -65,6 +68,10 @@ def link(seconds: float = 2.0, rate_limit: float | None = None, **codecs: float)
     if rate_limit is not None:
         found.append(series("a:1", "link_rate_limit_bps", rate_limit, rate_limit, link=name))
     return found
+
+
+def joules(sensor: str, used: float) -> Series:
+    return series("b:1", "energy_joules_total", 32, 32 + used, sensor=sensor)
 
 
 def estimated(found: list[Series], **priors: HostPrior) -> Estimates:
@@ -115,9 +122,16 @@ def test_clusters_of_other_jobs_count_for_the_power_of_a_host_only() -> None:
     assert (host.busy_seconds, host.busy_watts) == (46, 2)
 
 
-def test_fixed_cost_above_the_measured_time_leaves_a_small_share_of_the_profile() -> None:
-    got = estimated(stage(), device=HostPrior(0.05, seconds_per_micro_batch=1.0))
-    assert got.hosts["device"].seconds_per_sample == pytest.approx(0.05 * 0.05)
+@pytest.mark.parametrize(
+    ("prior", "seconds"),
+    [(HostPrior(), 0.05), (HostPrior(0.05, seconds_per_micro_batch=1.0), 0.05 * 0.05)],
+    ids=["no profile", "fixed cost above the measured time"],
+)
+def test_seconds_per_sample_are_at_least_a_small_share_of_the_profile(
+    prior: HostPrior, seconds: float
+) -> None:
+    got = estimated(stage(), device=prior).hosts["device"]
+    assert got.seconds_per_sample == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("factor", [1 / 1001, 1001])
@@ -126,45 +140,22 @@ def test_host_a_thousand_times_off_its_profile_is_rejected(factor: float) -> Non
     assert got.hosts["device"].seconds_per_sample is None
     assert got.hosts["device"].micro_batches == 0
     (reason,) = got.rejected
-    assert reason.startswith("device: seconds per block and sample: 0.05 is outside of")
-    assert "; the profile says" in reason
+    assert re.search(rf"device: .* 0\.05 .* {6 / 120 * factor:.4g}$", reason)
 
 
-def test_host_without_a_profile_is_estimated() -> None:
-    assert estimated(stage()).hosts["device"].seconds_per_sample == pytest.approx(0.05)
-
-
-def test_counters_that_do_not_grow_are_no_data() -> None:
+def test_counters_that_are_missing_or_do_not_grow_are_no_data() -> None:
     resting = stage(forward=0, backward=0, micro_batches=0, block_samples=0)
-    updates = [
-        series("b:1", "stage_update_seconds_total", 3, 3, cluster="0", stage="1"),
-        series("b:1", "stage_steps_total", 3, 3, cluster="0", stage="1"),
-    ]
-    got = estimated([*resting, *updates, *link(seconds=0.0, fp32=0.0)])
-    assert got.hosts == {"device": HostEstimate()}
-    assert got.links == {}
-    assert got.rejected == ()
-
-
-def test_stage_without_one_of_its_counters_is_no_data() -> None:
-    got = estimated(stage()[:3])
-    assert got.hosts["device"].seconds_per_sample is None
+    for name in ("update_seconds", "steps"):
+        resting.append(series("b:1", f"stage_{name}_total", 3, 3, cluster="0", stage="1"))
+    got = estimated([*resting, *link(seconds=0.0, fp32=0.0)])
+    assert (got.hosts, got.links, got.rejected) == ({"device": HostEstimate()}, {}, ())
+    assert estimated(stage()[:3]).hosts["device"].seconds_per_sample is None
 
 
 def test_counters_of_a_restarted_process_count_from_zero() -> None:
-    labels = {"cluster": "0", "stage": "1"}
-    values = {
-        "stage_forward_seconds_sum": (90.0, 91.0, 0.0, 1.0),
-        "stage_backward_seconds_sum": (90.0, 92.0, 0.0, 2.0),
-        "stage_backward_seconds_count": (90.0, 95.0, 0.0, 5.0),
-        "stage_block_samples_total": (900.0, 960.0, 0.0, 60.0),
-        "stage_end_unit_seconds_total": (0.0, 0.0, 0.0, 0.0),
-        "stage_samples_total": (450.0, 480.0, 0.0, 30.0),
-    }
-    found = [series("b:1", name, *each, **labels) for name, each in values.items()]
-    host = estimated(found).hosts["device"]
-    assert host.seconds_per_sample == pytest.approx((2 + 4) / 120)
-    assert host.micro_batches == 10
+    expected = estimated(stage()).hosts
+    assert expected["device"].seconds_per_sample == pytest.approx((2 + 4) / 120)
+    assert estimated(stage(restarted=True)).hosts == expected
 
 
 @pytest.mark.parametrize("invalid", [math.nan, math.inf, -math.inf, -1.0])
@@ -176,8 +167,8 @@ def test_page_with_an_invalid_value_is_left_out_for_its_whole_group(invalid: flo
     got = estimated([damaged, *late])
     assert got.hosts["device"].seconds_per_sample == pytest.approx((2 + 4) / 120)
     (reason,) = got.rejected
-    assert "device: collapipe_stage_forward_seconds_sum (cluster 0, stage 1) was" in reason
-    assert "left out 1 of 4 samples" in reason
+    assert "device: collapipe_stage_forward_seconds_sum (cluster 0, stage 1)" in reason
+    assert "1 of 4 samples" in reason
 
 
 def test_counter_without_a_valid_first_page_did_not_begin_at_zero() -> None:
@@ -190,27 +181,18 @@ def test_counter_without_a_valid_first_page_did_not_begin_at_zero() -> None:
 def test_invalid_value_of_one_group_leaves_the_others() -> None:
     resident = series("b:1", "process_peak_resident_memory_bytes", math.nan, math.nan)
     got = estimated([*stage(), resident])
-    assert got.hosts["device"].seconds_per_sample is not None
-    assert got.hosts["device"].peak_resident_bytes is None
+    assert got.hosts == estimated(stage()).hosts
     assert len(got.rejected) == 1
 
 
 def test_host_without_fresh_samples_is_missing_and_not_estimated() -> None:
-    got = estimated(stage(end=END - 5.5))
+    got = estimated([*stage(end=END - 5.5), *stage("other:1")])
     assert got.hosts == {}
     assert got.missing == ("control-unit", "device", "edge-server")
     assert "device" in estimated(stage(end=END - 4.5)).hosts
-
-
-def test_host_with_only_its_memory_is_not_missing() -> None:
-    resident = series("a:1", "process_peak_resident_memory_bytes", 4096.0)
-    got = estimated([resident])
+    got = estimated([series("a:1", "process_peak_resident_memory_bytes", 4096.0)])
     assert got.hosts == {"control-unit": HostEstimate(peak_resident_bytes=4096.0)}
     assert got.missing == ("device", "edge-server")
-
-
-def test_unknown_instances_are_ignored() -> None:
-    assert estimated(stage("other:1")).hosts == {}
 
 
 def test_seconds_per_step_are_those_of_one_stage() -> None:
@@ -225,10 +207,6 @@ def test_seconds_per_step_are_those_of_one_stage() -> None:
     assert (host.step_seconds, host.steps) == (1.0, 12)
 
 
-def joules(sensor: str, used: float) -> Series:
-    return series("b:1", "energy_joules_total", 32, 32 + used, sensor=sensor)
-
-
 def test_deferred_share_is_a_part_of_the_compute_time() -> None:
     labels = {"cluster": "0", "stage": "1"}
     deferred = series("b:1", "stage_weight_gradient_seconds_total", 5, 6.5, **labels)
@@ -238,32 +216,23 @@ def test_deferred_share_is_a_part_of_the_compute_time() -> None:
     assert estimated(stage()).hosts["device"].deferred_share is None
 
 
-def test_busy_watts_use_the_sensor_that_covers_most_of_the_device() -> None:
-    found = [*stage(), joules("rapl", 30), joules("ina3221", 60)]
-    assert estimated(found).hosts["device"].busy_watts == pytest.approx(60 / 6)
-
-
-def test_sensor_without_energy_is_replaced_by_the_next() -> None:
-    found = [*stage(), joules("battery", 0), joules("rapl", 30)]
-    assert estimated(found).hosts["device"].busy_watts == pytest.approx(30 / 6)
-
-
-def test_busy_watts_do_not_use_modelled_energy() -> None:
-    found = [*stage(), joules("model", 90)]
-    assert estimated(found).hosts["device"].busy_watts is None
-    found = [*found, joules("rapl", 30)]
-    assert estimated(found).hosts["device"].busy_watts == pytest.approx(30 / 6)
-
-
-def test_busy_watts_without_a_sensor_or_without_work_are_no_data() -> None:
-    assert estimated(stage()).hosts["device"].busy_watts is None
-    assert estimated([joules("rapl", 30)]).hosts["device"].busy_watts is None
-
-
-def test_implausible_busy_watts_are_rejected() -> None:
-    got = estimated([*stage(), joules("rapl", 1e9)])
-    assert got.hosts["device"].busy_watts is None
-    assert got.rejected[0].startswith("device: busy watts by rapl: 1.667e+08 is outside of")
+@pytest.mark.parametrize(
+    ("sensors", "used"),
+    [
+        ({"rapl": 30, "ina3221": 60}, 60),  # It covers more of the device.
+        ({"battery": 0, "rapl": 30}, 30),
+        ({"model": 90, "rapl": 30}, 30),
+        ({"model": 90}, None),
+        ({}, None),
+    ],
+)
+def test_busy_watts_use_the_best_sensor_with_energy(
+    sensors: dict[str, float], used: float | None
+) -> None:
+    energy = [joules(sensor, each) for sensor, each in sensors.items()]
+    expected = None if used is None else pytest.approx(used / 6)
+    assert estimated([*stage(), *energy]).hosts["device"].busy_watts == expected
+    assert all(host.busy_watts is None for host in estimated(energy).hosts.values())
 
 
 def test_activation_bytes_count_only_stages_that_send_activations() -> None:
@@ -278,33 +247,32 @@ def test_activation_bytes_count_only_stages_that_send_activations() -> None:
 
 
 def test_goodput_is_measured_by_the_receiver_over_all_codecs() -> None:
-    got = estimated(link(seconds=2.0, fp32=1e6, int8=5e5))
-    assert got.links == {
-        "control-unit>device": LinkEstimate(goodput_bps=8 * 1.5e6 / 2, transfer_bytes=1.5e6)
-    }
-
-
-def test_codec_that_a_link_begins_to_use_counts_from_its_first_byte() -> None:
     both = link(seconds=2.0, fp32=1e6, int8=5e5)
-    assert dict(both[-1].labels)["codec"] == "int8"
-    got = estimated([*both[:-1], replace(both[-1], points=both[-1].points[-1:])])
-    assert got.links["control-unit>device"].transfer_bytes == 1.5e6
+    begun = replace(both[-1], points=both[-1].points[-1:])  # It counts from its first byte.
+    expected = LinkEstimate(goodput_bps=8 * 1.5e6 / 2, transfer_bytes=1.5e6)
+    for found in (both, [*both[:-1], begun]):
+        assert estimated(found).links == {"control-unit>device": expected}
 
 
 @pytest.mark.parametrize(
-    ("seconds", "limit", "reason"),
+    ("found", "reason"),
     [
-        (2.0, 2e6, "4e+06 is outside of 1 to 3e+06; its sender limits itself to 2e+06"),
-        (1e-7, None, "8e+13 is outside of 1 to 1e+12"),
-        (0.0, None, "inf is outside of 1 to 1e+12"),
-        (1e8, None, "0.08 is outside of 1 to 1e+12"),
+        (link(2.0, 2e6, fp32=1e6), r"control-unit: 4e\+06 .* 1 to 3e\+06; .* 2e\+06$"),
+        (link(1e-7, fp32=1e6), r"control-unit: 8e\+13 .* 1 to 1e\+12$"),
+        (link(0.0, fp32=1e6), "control-unit: inf "),
+        (link(1e8, fp32=1e6), r"control-unit: 0\.08 "),
+        ([series("b:1", "link_probed_bps", 1e13, link="device>c")], r"link_probed_bps .*: 1e\+13 "),
+        ([series("b:1", "link_round_trip_seconds", 1e5, link="device>c")], r"trip.*: 1e\+05 "),
+        ([*stage(), joules("rapl", 1e9)], r"rapl: 1\.667e\+08 "),
     ],
 )
-def test_implausible_goodput_is_rejected(seconds: float, limit: float | None, reason: str) -> None:
-    got = estimated(link(seconds, limit, fp32=1e6))
-    assert got.rejected == (f"device: bit/s from control-unit: {reason}",)
-    found = got.links.get("control-unit>device", LinkEstimate())
-    assert (found.goodput_bps, found.transfer_bytes) == (None, 0)
+def test_implausible_value_is_rejected(found: list[Series], reason: str) -> None:
+    got = estimated(found)
+    (rejected,) = got.rejected
+    assert re.search(f"device: .*{reason}", rejected)
+    assert all(host.busy_watts is None for host in got.hosts.values())
+    links = [replace(one, rate_limit_bps=None) for one in got.links.values()]
+    assert links in ([], [LinkEstimate()])
 
 
 @pytest.mark.parametrize("limit", [3e6, 0.0])
@@ -337,16 +305,6 @@ def test_gauges_of_a_link_are_the_last_values_of_its_sender() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("link_round_trip_seconds", 1e5), ("link_probed_bps", 1e13)]
-)
-def test_implausible_gauge_of_a_link_is_rejected(name: str, value: float) -> None:
-    got = estimated([series("b:1", name, value, link="device>edge-server")])
-    assert got.links == {}
-    (reason,) = got.rejected
-    assert reason.startswith(f"device: collapipe_{name} (link device>edge-server): {value:.4g}")
-
-
 def everything() -> list[Series]:
     """Makes series of every kind, with sums whose rounding depends on their order."""
     found = [joules("rapl", 10 / 3), series("b:1", "process_peak_resident_memory_bytes", 5e8)]
@@ -361,7 +319,7 @@ def test_order_of_the_series_changes_no_estimate() -> None:
     found = everything()
     expected = estimated(found)
     assert expected.rejected and expected.missing == () and expected.links
-    for seed in range(20):
+    for seed in range(8):
         random.Random(seed).shuffle(found)
         assert estimated(found) == expected
 

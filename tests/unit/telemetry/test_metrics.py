@@ -12,45 +12,36 @@ def value(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(name, labels)
 
 
-def test_counters_of_a_stage_begin_at_zero() -> None:
+def test_counters_of_a_stage_begin_at_zero_and_count_by_direction() -> None:
     metrics.create_stage_series("80", "1")
     stage = {"cluster": "80", "stage": "1"}
-    for name in ("steps", "waiting_seconds", "block_samples", "samples", "update_seconds"):
+    counters = ("steps", "waiting_seconds", "block_samples", "samples", "update_seconds")
+    for name in (*counters, "activation_bytes"):
         assert value(f"collapipe_stage_{name}_total", **stage) == 0
-    assert value("collapipe_stage_activation_bytes_total", **stage) == 0
     for direction in ("forward", "backward"):
         assert value(f"collapipe_stage_{direction}_seconds_count", **stage) == 0
         sending = {**stage, "direction": direction}
         assert value("collapipe_stage_sending_seconds_total", **sending) == 0
         for way in ("sent", "received"):
             assert value("collapipe_link_bytes_total", **sending, way=way) == 0
+    metrics.STAGE_PASS_SECONDS["forward"].labels("80", "1").observe(0.25)
+    assert value("collapipe_stage_forward_seconds_sum", **stage) == 0.25
+    assert value("collapipe_stage_backward_seconds_count", **stage) == 0
 
 
-def test_counters_of_a_scheduler_begin_at_zero() -> None:
+def test_series_exist_before_the_first_update() -> None:
     metrics.create_scheduler_series("source-of-test")
     assert value("collapipe_telemetry_failures_total", source="source-of-test") == 0
     assert value("collapipe_plans_kept_total", reason="solver_slow") is not None
     assert value("collapipe_jobs_ended_total", outcome="failed") is not None
     assert value("collapipe_plans_infeasible_total") is not None
-
-
-def test_outcomes_of_rounds_and_ways_of_blobs_exist_before_the_first_update() -> None:
     for outcome in ("committed", "aborted", "cancelled"):
         assert value("collapipe_round_seconds_count", outcome=outcome) is not None
     for way in ("sent", "received"):
         assert value("collapipe_blob_bytes_total", way=way) is not None
 
 
-def test_passes_of_a_stage_are_counted_by_direction() -> None:
-    stage = {"cluster": "81", "stage": "2"}
-    metrics.create_stage_series("81", "2")
-    for seconds in (0.25, 0.5):
-        metrics.STAGE_PASS_SECONDS["forward"].labels("81", "2").observe(seconds)
-    assert value("collapipe_stage_forward_seconds_sum", **stage) == 0.75
-    assert value("collapipe_stage_backward_seconds_count", **stage) == 0
-
-
-def test_metrics_of_training_have_their_names_and_labels() -> None:
+def test_metrics_have_their_names_and_labels() -> None:
     metrics.TRAINED_SAMPLES.labels("82").inc(16)
     metrics.TRAINING_LOSS.labels("82").set(0.25)
     metrics.EVALUATION_METRIC.labels("82", "accuracy").set(0.75)
@@ -61,9 +52,7 @@ def test_metrics_of_training_have_their_names_and_labels() -> None:
     assert value("collapipe_evaluation_metric", cluster="82", metric="accuracy") == 0.75
     assert value("collapipe_job_metric", metric="accuracy") == 0.5
     assert value("collapipe_hosts", role="device_agent") == 3
-
-
-def test_metrics_of_calls_have_the_established_names_of_grpc() -> None:
+    # Those of calls have the established names of gRPC.
     call = {"grpc_type": "unary", "grpc_service": "a.Service", "grpc_method": "Method"}
     metrics.CALLS_STARTED.labels("unary", "a.Service", "Method").inc()
     metrics.CALLS_HANDLED.labels("unary", "a.Service", "Method", "NOT_FOUND").inc()
@@ -89,18 +78,8 @@ def test_peak_memory_of_this_process_is_exported() -> None:
 def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
     established = ("grpc_server_", "process_", "python_")
     units = ("seconds", "bytes", "bps", "joules", "watts", "celsius", "hertz", "ratio")
-    counted = (
-        "samples",
-        "steps",
-        "rounds",
-        "hosts",
-        "batches",
-        "blocks",
-        "plans_kept",
-        "failures",
-        "infeasible",
-        "ended",
-    )
+    counted = ("samples", "steps", "rounds", "hosts", "batches", "blocks")
+    events = ("plans_kept", "failures", "infeasible", "ended")
     plain = ("loss", "metric", "in_flight", "gain", "present", "backlog", "objective", "epsilon")
     ours = [
         family
@@ -110,5 +89,5 @@ def test_every_metric_has_our_prefix_and_a_base_unit() -> None:
     assert len(ours) >= 11
     for family in ours:
         assert family.name.startswith("collapipe_")
-        assert family.name.endswith((*units, *counted, *plain)), family.name
+        assert family.name.endswith((*units, *counted, *events, *plain)), family.name
         assert family.documentation.endswith(".")

@@ -1,7 +1,8 @@
 """Spans are kept in a ring, and belong to the round that was current when they ended."""
 
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
 
@@ -23,35 +24,15 @@ def test_span_comes_back_as_it_was_recorded() -> None:
     log = SpanLog()
     log.begin_round("job", 3, 1)
     started = time.perf_counter()
-    log.record(
-        "send to b",
-        "send forward",
-        started,
-        peer="b",
-        codec="int8",
-        step=2,
-        micro_batch=5,
-        unit=7,
-        num_bytes=2**40,
-    )
-    [span] = log.of_round("job", 3, 1)
-    assert (span.track, span.name, span.peer, span.codec) == (
-        "send to b",
-        "send forward",
-        "b",
-        "int8",
-    )
-    assert (span.step, span.micro_batch, span.unit, span.num_bytes) == (2, 5, 7, 2**40)
-    assert span.started == started <= span.ended <= time.perf_counter()
-
-
-def test_numbers_that_were_not_given_are_absent() -> None:
-    log = SpanLog()
-    log.begin_round("job", 0, 0)
-    log.record("compute", "update", time.perf_counter())
-    [span] = log.of_round("job", 0, 0)
-    assert (span.step, span.micro_batch, span.unit) == (-1, -1, -1)
-    assert (span.num_bytes, span.peer, span.codec) == (0, "", "")
+    numbers = {"step": 2, "micro_batch": 5, "unit": 7, "num_bytes": 2**40}
+    log.record("send to b", "send forward", started, peer="b", codec="int8", **numbers)
+    log.record("compute", "update", started)
+    sent, update = log.of_round("job", 3, 1)
+    names = {"track": "send to b", "name": "send forward", "peer": "b", "codec": "int8"}
+    assert asdict(sent) == {**names, **numbers, "started": started, "ended": sent.ended}
+    assert started <= sent.ended <= time.perf_counter()
+    assert (update.step, update.micro_batch, update.unit) == (-1, -1, -1)
+    assert (update.num_bytes, update.peer, update.codec) == (0, "", "")
 
 
 def test_full_ring_forgets_the_oldest_spans() -> None:
@@ -59,6 +40,12 @@ def test_full_ring_forgets_the_oldest_spans() -> None:
     log.begin_round("job", 0, 0)
     record(log, range(25))
     assert recorded(log) == list(range(15, 25))
+    log.begin_round("job", 1, 0)
+    record(log, range(8))
+    assert recorded(log, 0) == [23, 24]
+    record(log, range(8, 12))
+    assert not recorded(log, 0)
+    assert recorded(log, 1) == list(range(2, 12))
 
 
 def test_spans_belong_to_the_round_that_was_current() -> None:
@@ -90,18 +77,6 @@ def test_round_lasts_until_its_job_begins_another_or_is_over_whatever_other_jobs
     assert [span.step for span in log.of_round("other", 0, 0)] == [1, 2, 3]
 
 
-def test_round_that_the_ring_has_forgotten_has_no_spans() -> None:
-    log = SpanLog(capacity=10)
-    log.begin_round("job", 0, 0)
-    record(log, range(5))
-    log.begin_round("job", 1, 0)
-    record(log, range(8))
-    assert recorded(log, 0) == [3, 4]
-    record(log, range(8, 12))
-    assert not recorded(log, 0)
-    assert recorded(log, 1) == list(range(2, 12))
-
-
 def test_block_is_recorded_with_its_bytes_even_if_it_raises() -> None:
     log = SpanLog()
     log.begin_round("job", 0, 0)
@@ -126,12 +101,6 @@ def test_number_of_labels_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_lose_no_span() -> None:
     log = SpanLog()
     log.begin_round("job", 0, 0)
-    threads = [
-        threading.Thread(target=record, args=(log, range(1000 * n, 1000 * (n + 1))))
-        for n in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(record, [log] * 4, [range(1000 * n, 1000 * (n + 1)) for n in range(4)]))
     assert sorted(recorded(log)) == list(range(4000))

@@ -1,221 +1,134 @@
-"""The shaper process on a wire between two network namespaces. tests/containers measures packets of netem."""
+"""The shaper process without tc; tests/integration/traffic_shaping runs it with tc."""
 
 import json
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from collapipe.errors import InvalidInputError
-from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
-
-from .namespaces import joined_namespaces, run
+from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.traffic_shaping.shaper_process import host_shaper
+from collapipe.traffic_shaping.shaper_process.host_addresses import HostAddresses
+from collapipe.traffic_shaping.shaper_process.host_shaper import HostShaper
+from collapipe.traffic_shaping.tc.classes import Root, ShapedClass
+from collapipe.traffic_shaping.tc.disciplines import Discipline, Netem, TokenBucket
 
 FAR = "10.78.0.2"
-"""A receiver whose id is its address."""
-LIMITED = {"hosts": ["near", FAR], "links": {f"near>{FAR}": {"rate_bps": 8e6}}}
-SECONDS = 20.0
 
 
 @dataclass
-class Host:
-    """The near end of the wire, and its links.json."""
+class FakeInterface:
+    """Keeps the disciplines that the kernel would have, by address."""
 
-    namespace: str
-    state: Path
+    name: str = "near0"
+    exists: bool = True
+    has_netem: bool = True
+    disciplines: dict[str, Discipline] = field(default_factory=dict)
 
-    @property
-    def inside(self) -> list[str]:
-        return ["ip", "netns", "exec", self.namespace]
+    def read(self) -> Root:
+        numbered = enumerate(self.disciplines.items(), start=1)
+        classes = {number: ShapedClass(*one) for number, one in numbered}
+        return Root(self.name, "c01e:", bool(classes), classes=classes)
 
-    def write(self, document: Any) -> None:
-        temporary = self.state.with_suffix(".new")
-        temporary.write_text(document if isinstance(document, str) else json.dumps(document))
-        os.replace(temporary, self.state)
+    def change(self, root: Root, desired: Mapping[str, Discipline]) -> list[str]:
+        if not self.has_netem and any(isinstance(one, Netem) for one in desired.values()):
+            raise InvalidInputError("Error: Specified qdisc kind is unknown.")
+        lines = [] if desired == self.disciplines else ["changed"]
+        self.disciplines = dict(desired)
+        return lines
 
-    def command(self, *arguments: str) -> list[str]:
-        shaper = [
-            sys.executable,
-            "-m",
-            "collapipe.traffic_shaping",
-            "--host=near",
-            "--interface=near0",
-        ]
-        return [*self.inside, *shaper, f"--state={self.state}", *arguments]
-
-    def once(self, *arguments: str) -> str:
-        line = self.command(*(arguments or ("--once",)))
-        done = subprocess.run(line, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    def qdiscs(self) -> str:
-        shown = run(*self.inside, "tc", "qdisc", "show", "dev", "near0")
-        return re.sub(r"direct_packets_stat \d+ ", "", shown)
-
-    def applied(self) -> dict[str, Any]:
-        file = self.state.parent / "applied" / "near.json"
-        return json.loads(file.read_text()) if file.exists() else {}
-
-    def wait(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + SECONDS
-        while not (applied := self.applied()) or not what(applied):
-            assert time.monotonic() < deadline, applied
-            time.sleep(0.05)
-        return applied
+    def remove(self) -> list[str]:
+        self.disciplines = {}
+        return []
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
-    with joined_namespaces("collapipe-shaped", "10.78.0") as (near, _):
-        yield Host(near, tmp_path / "links.json")
+class Shaped:
+    """A shaper process, and its files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.interface = FakeInterface()
+        self.links, self._status = folder / "links.json", folder / "near.json"
+        self.shaper = HostShaper(
+            "near",
+            self.links,
+            self.interface,  # type: ignore[arg-type]
+            self._status,
+            lambda host: HostAddresses((host,), 0.0) if host[0].isdigit() else None,
+        )
+
+    def apply(self, **link: Any) -> dict[str, Any]:
+        """Shapes the link to FAR, and returns the status. Without conditions, the file stays as it is."""
+        if link:
+            self.links.write_text(json.dumps({"hosts": ["near"], "links": {f"near>{FAR}": link}}))
+        self.shaper.read()
+        self.shaper.apply(0.0)
+        return dict(json.loads(self._status.read_text()))
 
 
 @pytest.fixture
-def shaper(host: Host) -> Iterator["subprocess.Popen[str]"]:
-    host.write(LIMITED)
-    process = subprocess.Popen(host.command(), stderr=subprocess.PIPE, text=True)
-    try:
-        host.wait(lambda applied: bool(applied["links"][FAR]["addresses"]))
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=0.0, time=lambda: 0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(host_shaper, "time", clock)
+    for name in ("switch_offloads_off", "switch_offloads_on"):
+        monkeypatch.setattr(host_shaper, name, lambda *_: ())
+    return clock
 
 
-def test_rate_is_applied_once_and_reported(host: Host) -> None:
-    free = host.qdiscs()
-    host.write(LIMITED)
-    assert host.once().count(": tc ") == 4
-    assert "8Mbit" in host.qdiscs()
-    assert host.applied()["links"][FAR]["rate_bps"] == 8e6
-    assert ": tc " not in host.once()
-    host.once("--remove")
-    assert host.qdiscs() == free
-
-
-def test_kernel_without_netem_holds_the_rate_and_the_rest_is_reported(host: Host) -> None:
-    host.write({"hosts": ["near", FAR], "links": {f"near>{FAR}": {"profile": "lte-lossy"}}})
-    log = host.once()
-    applied = host.applied()
-    assert applied["in_force"]
-    if applied["netem"]:
-        assert "netem" in host.qdiscs() and applied["problems"] == []
-    else:
-        assert "tbf" in host.qdiscs() and "rate 2400Kbit" in host.qdiscs()
-        assert log.count("delay, jitter and loss are not emulated") == 1
-        assert "not emulated" in applied["problems"][0]
-
-
-def test_change_of_the_file_is_followed_and_the_end_removes_the_shaping(
-    host: Host, shaper: "subprocess.Popen[str]"
-) -> None:
-    host.write({"hosts": ["near", FAR], "links": {"near>*": {"rate_bps": 3e6}}})
-    host.wait(lambda applied: applied["links"][FAR]["rate_bps"] == 3e6)
-    assert "3Mbit" in host.qdiscs() and "8Mbit" not in host.qdiscs()
-    shaper.send_signal(signal.SIGTERM)
-    assert shaper.wait(SECONDS) == 0
-    assert "noqueue" in host.qdiscs() and "htb" not in host.qdiscs()
-    assert not host.applied()["running"]
-
-
-def test_unusable_file_leaves_the_shaping_unchanged(
-    host: Host, shaper: "subprocess.Popen[str]"
-) -> None:
-    host.write('{"links": {"near>')
-    status = host.wait(lambda applied: not applied["in_force"])
-    assert "cannot be used" in status["problems"][0] and "stays in force" in status["problems"][0]
-    assert "8Mbit" in host.qdiscs()
-    assert status["links"][FAR]["rate_bps"] == 8e6
-    assert subprocess.run(host.command("--check")).returncode == 1
-    host.write(LIMITED)
-    host.wait(lambda applied: applied["in_force"] and not applied["problems"])
-    assert subprocess.run(host.command("--check")).returncode == 0
-
-
-def test_file_without_links_removes_the_shaping(
-    host: Host, shaper: "subprocess.Popen[str]"
-) -> None:
-    host.write({"hosts": ["near", FAR]})
-    host.wait(lambda applied: not applied["links"])
-    assert "htb" not in host.qdiscs()
-
-
-def test_trace_is_played(host: Host, shaper: "subprocess.Popen[str]") -> None:
-    steps = [{"at_seconds": 0, "rate_bps": 5e6}, {"at_seconds": 2, "rate_bps": 1e6}]
-    entry = {"trace": {"steps": steps}, "started_at": time.time()}
-    host.write({"hosts": ["near", FAR], "links": {f"near>{FAR}": entry}})
-    for rate, shown in ((5e6, "5Mbit"), (1e6, "1Mbit")):
-        host.wait(lambda applied, rate=rate: applied["links"][FAR]["rate_bps"] == rate)
-        assert shown in host.qdiscs()
-
-
-def test_shaping_of_a_killed_process_is_taken_over(
-    host: Host, shaper: "subprocess.Popen[str]"
-) -> None:
-    shaper.kill()
-    shaper.wait()
-    assert "8Mbit" in host.qdiscs()
-    assert ": tc " not in host.once()
-    host.once("--remove")
-    assert "htb" not in host.qdiscs()
-    offloads = run(*host.inside, "ethtool", "-k", "near0") if shutil.which("ethtool") else ""
-    assert "tcp-segmentation-offload: off" not in offloads
+@pytest.fixture
+def shaped(tmp_path: Path, clock: SimpleNamespace) -> Shaped:
+    return Shaped(tmp_path)
 
 
 def test_shaping_that_another_program_removed_is_restored(
-    host: Host, shaper: "subprocess.Popen[str]"
+    shaped: Shaped, clock: SimpleNamespace
 ) -> None:
-    run(*host.inside, "tc", "qdisc", "del", "dev", "near0", "root")
-    deadline = time.monotonic() + SECONDS
-    while "8Mbit" not in host.qdiscs():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    shaped.apply(rate_bps=8e6)
+    before = shaped.interface.disciplines
+    assert list(before) == [FAR]
+    shaped.interface.disciplines = {}
+    shaped.apply()  # It was checked just now.
+    assert not shaped.interface.disciplines
+    clock.now += 11
+    shaped.apply()
+    assert shaped.interface.disciplines == before
 
 
-def test_host_without_an_address_is_reported_and_does_not_delay_the_others(host: Host) -> None:
-    links = {"near>*": {"rate_bps": 8e6}}
-    host.write({"hosts": ["near", FAR, "nobody.invalid"], "links": links})
-    host.once()
-    assert "8Mbit" in host.qdiscs()
-    assert host.applied()["problems"][-1] == "no address yet: nobody.invalid"
-
-
-def test_interface_that_disappears_ends_the_process(
-    host: Host, shaper: "subprocess.Popen[str]"
+def test_kernel_without_netem_holds_the_rate_and_the_rest_is_reported(
+    shaped: Shaped, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run("ip", "-n", host.namespace, "link", "del", "near0")
-    _, log = shaper.communicate(timeout=SECONDS)
-    assert shaper.returncode == 2
-    assert "near0 disappeared" in log
+    shaped.interface.has_netem = False
+    for rate_bps in (8e6, 4e6):
+        status = shaped.apply(rate_bps=rate_bps, delay_seconds=0.1)
+        bucket = shaped.interface.disciplines[FAR]
+        assert isinstance(bucket, TokenBucket) and bucket.rate_bps == rate_bps
+        assert status["in_force"] and not status["netem"]
+        assert "netem" in status["problems"][0]
+    assert len(caplog.records) == 1
 
 
-def test_interface_that_an_agent_shapes_is_unchanged_and_reported(host: Host) -> None:
-    agent = TrafficControlShaper("near0", [*host.inside, "tc"])
-    link = agent.open()
-    link.address = f"{FAR}:1"
-    link.limit(2e7)
-    before = host.qdiscs()
-    host.write(LIMITED)
-    host.once()
-    assert host.qdiscs() == before
-    status = host.applied()
+def test_unusable_file_leaves_the_shaping_unchanged(shaped: Shaped) -> None:
+    assert shaped.apply(rate_bps=8e6)["in_force"]
+    before = shaped.interface.disciplines
+    status = shaped.apply(rate_bps=1)
     assert not status["in_force"]
-    assert "--shaper pacing" in status["problems"][0]
+    assert str(shaped.links) in status["problems"][0]
+    assert shaped.interface.disciplines == before
+    status = shaped.apply(rate_bps=8e6)
+    assert status["in_force"] and not status["problems"]
 
 
-def test_agent_refuses_an_interface_of_the_shaper_process(host: Host) -> None:
-    host.write(LIMITED)
-    host.once()
-    with pytest.raises(InvalidInputError, match=r"shaped by a shaper process .*--shaper pacing"):
-        TrafficControlShaper("near0", [*host.inside, "tc"])
-    assert "8Mbit" in host.qdiscs()
+def test_host_without_an_address_is_reported_and_does_not_delay_the_others(shaped: Shaped) -> None:
+    links = {"hosts": ["near", FAR, "nobody"], "links": {"near>*": {"rate_bps": 8e6}}}
+    shaped.links.write_text(json.dumps(links))
+    assert shaped.apply()["problems"][0].endswith(": nobody")
+    assert list(shaped.interface.disciplines) == [FAR]
+
+
+def test_interface_that_disappears_is_an_error(shaped: Shaped) -> None:
+    shaped.apply(rate_bps=8e6)
+    shaped.interface.exists = False
+    with pytest.raises(WrongStateError, match="near0"):
+        shaped.apply()

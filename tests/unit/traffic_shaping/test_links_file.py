@@ -23,9 +23,12 @@ def conditions(file: LinksFile, sender: str, receiver: str) -> LinkConditions:
 
 def test_entry_of_the_link_itself_counts_before_all_others() -> None:
     file = make_file({"a>b": {"rate_bps": 1e6}, "a>*": {"rate_bps": 2e6}, "*": {"rate_bps": 4e6}})
-    assert conditions(file, "a", "b").rate_bps == 1e6
-    assert conditions(file, "a", "c").rate_bps == 2e6
+    rates = [conditions(file, "a", receiver).rate_bps for receiver in ("b", "c")]
+    assert rates == [1e6, 2e6]
     assert list(file.links_from("a")["b"]) == ["a>b"]
+    file = make_file({"a>*": {"profile": "wifi"}, "a>b": {}})  # The empty entry makes one ideal.
+    assert [conditions(file, "a", receiver).is_ideal for receiver in ("b", "c")] == [True, False]
+    assert file.links_from("b") == {}
 
 
 def test_link_of_two_parts_has_the_lower_rate_and_the_sum_of_the_delays() -> None:
@@ -46,17 +49,10 @@ def test_link_of_two_parts_has_the_lower_rate_and_the_sum_of_the_delays() -> Non
     assert conditions(file, "c", "a") == network_profile("lan").up
 
 
-def test_link_without_an_entry_is_not_shaped_and_an_empty_entry_makes_one_ideal() -> None:
-    file = make_file({"a>*": {"profile": "wifi"}, "a>b": {}})
-    assert conditions(file, "a", "b").is_ideal
-    assert not conditions(file, "a", "c").is_ideal
-    assert file.links_from("b") == {}
-
-
 def test_value_beside_a_profile_counts() -> None:
     entry = make_file({"a>b": {"profile": "wifi", "loss_ratio": 0.05}}).links["a>b"]
-    assert entry.conditions_at(0).loss_ratio == 0.05
-    assert entry.conditions_at(0).rate_bps == network_profile("wifi").up.rate_bps
+    wifi = network_profile("wifi").up
+    assert entry.conditions_at(0) == wifi.model_copy(update={"loss_ratio": 0.05})
 
 
 def test_host_that_only_a_key_names_is_a_host_too() -> None:
@@ -68,19 +64,16 @@ def test_host_that_only_a_key_names_is_a_host_too() -> None:
 @pytest.mark.parametrize(
     ("links", "message"),
     [
-        ({"a-b": {"profile": "wifi"}}, r"'a-b' is not a link: give sender>receiver"),
-        ({"a>b": {"profile": "5g"}}, r"no network profile '5g'"),
-        ({"a>b": {"jitter_seconds": 0.01}}, r"jitter of 0.01 s is more than the delay of 0 s"),
-        ({"a>b": {"loss_ratio": 1.5}}, r"loss_ratio.*less than or equal to 0.9999"),
-        ({"a>b": {"rate_bps": 999}}, r"rate_bps is 999: it must be greater than or equal to 1000"),
-        ({"a>b": {"delay_seconds": 61}}, r"delay_seconds is 61: it must be less than or equal"),
-        (
-            {"a>b": {"trace": {"steps": [{"at_seconds": 0, "rate_bps": 9}]}}},
-            r"rate_bps is 9: it must be",
-        ),
-        ({"a>b": {"trace": "walk-away", "rate_bps": 1e6}}, r"a trace or rate_bps, not both"),
-        ({"a>b": {"trace": "nowhere"}}, r"no trace 'nowhere': use one of walk-away"),
-        ({"a>b": {"speed": 3}}, r"speed.*not permitted"),
+        ({"a-b": {"profile": "wifi"}}, "'a-b' .*sender>receiver"),
+        ({"a>b": {"profile": "5g"}}, "profile '5g'"),
+        ({"a>b": {"jitter_seconds": 0.01}}, "jitter .*0.01 s .* 0 s"),
+        ({"a>b": {"loss_ratio": 1.5}}, "loss_ratio.*0.9999"),
+        ({"a>b": {"rate_bps": 999}}, "rate_bps.* 999.* 1000"),
+        ({"a>b": {"delay_seconds": 61}}, "delay_seconds.* 61"),
+        ({"a>b": {"trace": {"steps": [{"at_seconds": 0, "rate_bps": 9}]}}}, "rate_bps.* 9"),
+        ({"a>b": {"trace": "walk-away", "rate_bps": 1e6}}, "trace .*rate_bps"),
+        ({"a>b": {"trace": "nowhere"}}, "'nowhere'.*walk-away"),
+        ({"a>b": {"speed": 3}}, "speed"),
     ],
 )
 def test_mistake_in_links_is_refused_with_its_description(

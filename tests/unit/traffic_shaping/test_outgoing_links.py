@@ -1,6 +1,5 @@
 """The rate, the chunks and the receivers of the links that leave a host."""
 
-import gc
 import weakref
 from collections.abc import Iterator
 
@@ -98,7 +97,6 @@ def test_host_itself_and_nameless_callers_have_no_limits(emulation: ChangingEmul
 def test_invented_callers_take_no_memory_without_an_emulation() -> None:
     links = OutgoingLinks.unlimited("a")
     link = weakref.ref(links.link_to_caller("invented"))
-    gc.collect()
     assert link() is None
 
 
@@ -127,85 +125,72 @@ def test_weights_are_cut_and_leave_after_the_delay(
     assert b"".join(chunks) == b"".join(pieces)
 
 
+# --- the size of chunks
+
+
 class Network:
-    """Takes chunks at a rate, on a clock of its own."""
+    """Takes the chunks of a link at a rate, on a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rate_bps: float) -> None:
-        self.rate_bps = rate_bps
-        self.now = 0.0
-        monkeypatch.setattr(outgoing_links.time, "perf_counter", lambda: self.now)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.link = OutgoingLinks.unlimited("a").link_to("b")
+        self.rate_bps = 1e9
+        self.now = 100.0
+        self._sent_at = 0.0
+        monkeypatch.setattr(outgoing_links.time, "perf_counter", lambda: self._sent_at)
+        monkeypatch.setattr(outgoing_links.time, "monotonic", lambda: self.now)
 
-    def take(self, link: SharedLink, num_bytes: int) -> list[float]:
+    def take(self, num_bytes: int) -> list[float]:
         """Sends a blob, and returns the seconds of each chunk."""
         seconds = []
-        for chunk in link.paced_weights([bytes(num_bytes)], LARGEST):
+        for chunk in self.link.paced_weights([bytes(num_bytes)], LARGEST):
             seconds.append(8 * len(chunk) / self.rate_bps)
-            self.now += seconds[-1]
+            self._sent_at += seconds[-1]
         return seconds
 
+    @property
+    def chunk_bytes(self) -> int:
+        return self.link.chunk_bytes(LARGEST)
 
-def test_chunks_of_a_slow_network_soon_take_at_most_half_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    link = OutgoingLinks.unlimited("a").link_to("b")
-    network = Network(monkeypatch, 64e3)
-    seconds = network.take(link, 100_000)
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Network:
+    return Network(monkeypatch)
+
+
+def test_chunks_of_a_slow_network_soon_take_at_most_half_a_second(network: Network) -> None:
+    network.rate_bps = 64e3
+    seconds = network.take(100_000)
     assert seconds[0] < 3
     assert 0.2 < max(seconds[1:]) <= 0.5
     network.rate_bps = 16e3
-    assert max(network.take(link, 100_000)[1:]) <= 0.52
+    assert max(network.take(100_000)[1:]) <= 0.52
 
 
-def test_chunks_stay_small_while_the_kernel_takes_whole_frames_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    link = OutgoingLinks.unlimited("a").link_to("b")
-    network = Network(monkeypatch, 1e9)  # as fast as the buffers of a slow link
-    now = 100.0
-    monkeypatch.setattr(outgoing_links.time, "monotonic", lambda: now)
+def test_chunks_stay_small_while_the_kernel_takes_whole_frames_at_once(network: Network) -> None:
     for _ in range(20):
-        network.take(link, 80_000)
-        now += 10  # the time of this frame at 64 kbit/s
+        network.take(80_000)  # The buffers of a slow link are fast.
+        network.now += 10  # the time of this frame at 64 kbit/s
     # Half a second would be 4,000 bytes.
-    assert link.chunk_bytes(LARGEST) <= 8000
+    assert network.chunk_bytes <= 8000
 
 
-def test_chunks_of_a_fast_network_grow_to_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = OutgoingLinks.unlimited("a").link_to("b")
-    Network(monkeypatch, 1e9).take(link, 25 << 20)
-    assert link.chunk_bytes(LARGEST) == LARGEST
-    list(link.paced([b"1"], Traffic.WEIGHTS))  # The short end of a blob says nothing.
-    assert link.chunk_bytes(LARGEST) == LARGEST
+def test_chunks_of_a_fast_network_grow_to_the_largest(network: Network) -> None:
+    network.take(25 << 20)
+    assert network.chunk_bytes == LARGEST
+    list(network.link.paced([b"1"], Traffic.WEIGHTS))  # The short end of a blob says nothing.
+    assert network.chunk_bytes == LARGEST
+    network.rate_bps = 100  # A message of 10 bytes behind others takes 0.8 s.
+    network.take(10)
+    assert network.chunk_bytes == LARGEST
 
 
-def test_chunks_are_small_again_after_a_transfer_that_broke_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    link = OutgoingLinks.unlimited("a").link_to("b")
-    first = link.chunk_bytes(LARGEST)
-    Network(monkeypatch, 1e9).take(link, 25 << 20)
-    broken = link.paced_weights([bytes(10)], LARGEST)
+def test_chunks_are_small_again_after_a_broken_transfer_or_a_long_pause(network: Network) -> None:
+    first = network.chunk_bytes
+    network.take(25 << 20)
+    broken = network.link.paced_weights([bytes(10)], LARGEST)
     next(broken)
     broken.close()
-    assert link.chunk_bytes(LARGEST) == first
-
-
-def test_short_message_behind_others_does_not_make_chunks_smaller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    link = OutgoingLinks.unlimited("a").link_to("b")
-    network = Network(monkeypatch, 1e9)
-    network.take(link, 25 << 20)
-    before = link.chunk_bytes(LARGEST)
-    network.rate_bps = 100  # A message of 10 bytes takes 0.8 s.
-    network.take(link, 10)
-    assert link.chunk_bytes(LARGEST) == before
-
-
-def test_chunks_are_small_again_after_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = OutgoingLinks.unlimited("a").link_to("b")
-    first, now = link.chunk_bytes(LARGEST), 100.0
-    monkeypatch.setattr(outgoing_links.time, "monotonic", lambda: now)
-    Network(monkeypatch, 1e9).take(link, 25 << 20)
-    now += 300
-    assert link.chunk_bytes(LARGEST) == first
+    assert network.chunk_bytes == first
+    network.take(25 << 20)
+    network.now += 300
+    assert network.chunk_bytes == first

@@ -1,5 +1,6 @@
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -10,6 +11,7 @@ from collapipe.traffic_shaping import pacing
 from collapipe.traffic_shaping.pacing import PacedLink, PacedShaper, Traffic
 
 MEBIBYTE = 1 << 20
+CONTROL, ACTIVATIONS, WEIGHTS = Traffic.CONTROL, Traffic.ACTIVATIONS, Traffic.WEIGHTS
 
 
 @dataclass
@@ -19,13 +21,28 @@ class FakeClock:
     now: float = 1000.0
     overshoot: float = 0.0
     slept: list[float] = field(default_factory=list)
+    meanwhile: Callable[[], None] | None = None
+    """Called during the next sleep."""
+    threads: set[int] = field(default_factory=set)
+    """The threads that have looked at the clock."""
+    _looked: threading.Condition = field(default_factory=threading.Condition)
 
     def __call__(self) -> float:
+        with self._looked:
+            self.threads.add(threading.get_ident())
+            self._looked.notify_all()
         return self.now
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds + self.overshoot
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile:
+            meanwhile()
+
+    def wait_for(self, thread: threading.Thread) -> None:
+        with self._looked:
+            assert self._looked.wait_for(lambda: thread.ident in self.threads, 60)
 
 
 @pytest.fixture
@@ -41,7 +58,7 @@ def link(clock: FakeClock) -> PacedLink:
 def send(link: PacedLink, rate_bps: float, num_bytes: int) -> None:
     """Sends one frame."""
     size = link.quantum_bytes(rate_bps, MEBIBYTE)
-    with link.burst(Traffic.ACTIVATIONS) as wait:
+    with link.burst(ACTIVATIONS) as wait:
         for start in range(0, num_bytes, size):
             wait(min(size, num_bytes - start), rate_bps)
 
@@ -50,12 +67,6 @@ def test_frame_takes_its_bits_over_the_rate(clock: FakeClock, link: PacedLink) -
     send(link, 8e6, 1_000_000)
     assert clock.now - 1000 == pytest.approx(1.0)
     assert max(clock.slept) <= 0.021  # no burst
-
-
-def test_first_chunk_waits_too(clock: FakeClock, link: PacedLink) -> None:
-    with link.burst(Traffic.CONTROL) as wait:
-        wait(500, 8000.0)
-    assert clock.slept == [pytest.approx(0.5)]
 
 
 def test_sleeps_that_take_too_long_do_not_add_up(clock: FakeClock, link: PacedLink) -> None:
@@ -87,7 +98,7 @@ def test_next_frame_catches_up_the_lateness_of_the_last_chunk(
 
 
 def test_delayed_sender_sends_only_a_short_burst(clock: FakeClock, link: PacedLink) -> None:
-    with link.burst(Traffic.ACTIVATIONS) as wait:
+    with link.burst(ACTIVATIONS) as wait:
         wait(20_000, 8e6)
         clock.now += 60.0
         delayed_until = clock.now
@@ -96,17 +107,13 @@ def test_delayed_sender_sends_only_a_short_burst(clock: FakeClock, link: PacedLi
     assert clock.now - delayed_until == pytest.approx(0.95)
 
 
-def test_link_without_a_rate_is_not_paced(clock: FakeClock, link: PacedLink) -> None:
-    send(link, 0.0, 10 * MEBIBYTE)
-    assert clock.slept == []
-
-
 def test_rate_that_changes_holds_from_the_next_frame(clock: FakeClock, link: PacedLink) -> None:
     send(link, 8e6, 100_000)
     send(link, 2e6, 100_000)
     assert clock.now - 1000 == pytest.approx(0.1 + 0.4)
-    send(link, 0.0, 100_000)
-    assert clock.now - 1000 == pytest.approx(0.5)
+    num_sleeps = len(clock.slept)
+    send(link, 0.0, 10 * MEBIBYTE)
+    assert len(clock.slept) == num_sleeps
 
 
 @pytest.mark.parametrize(
@@ -120,90 +127,94 @@ def test_chunks_are_small_where_the_link_is_slow(
 
 
 def test_real_link_is_not_faster_than_its_rate() -> None:
-    link = PacedShaper().open()
     started = time.monotonic()
-    for _ in range(4):
-        with link.burst(Traffic.ACTIVATIONS) as wait:
-            wait(20_000, 8e6)
-            wait(20_000, 8e6)
-    assert 0.15 < time.monotonic() - started < 5.0  # 0.16 s
+    with PacedShaper().open().burst(ACTIVATIONS) as wait:
+        wait(20_000, 8e6)
+    assert time.monotonic() - started >= 0.02
 
 
 # --- several senders
 
 
-class Sender:
-    """A thread that sends chunks of 10 ms, without a pause, and counts them."""
+class Senders:
+    """Threads that each send chunks of 10 ms without a pause."""
 
-    def __init__(self, link: PacedLink, traffic: Traffic, num_chunks: int) -> None:
-        self.sent: list[float] = []
-        self.thread = threading.Thread(target=self._run, args=(link, traffic, num_chunks))
-        self.thread.start()
+    def __init__(self, clock: FakeClock, link: PacedLink) -> None:
+        self.sent: list[Traffic] = []
+        self._clock = clock
+        self._link = link
+        self._threads: list[threading.Thread] = []
 
-    def _run(self, link: PacedLink, traffic: Traffic, num_chunks: int) -> None:
-        with link.burst(traffic) as wait:
+    def start(self, traffic: Traffic, num_chunks: int) -> None:
+        """Starts a thread, and waits until its first chunk is queued."""
+        thread = threading.Thread(target=self.send, args=(traffic, num_chunks), daemon=True)
+        thread.start()
+        self._clock.wait_for(thread)
+        self._threads.append(thread)
+
+    def send(self, traffic: Traffic, num_chunks: int) -> None:
+        with self._link.burst(traffic) as wait:
             for _ in range(num_chunks):
                 wait(10_000, 8e6)
-                self.sent.append(time.monotonic())
+                self.sent.append(traffic)
+
+    def join(self) -> list[Traffic]:
+        """Returns the chunks in the order in which they were sent."""
+        for thread in self._threads:
+            thread.join(60)
+        return self.sent
 
 
-def test_activations_take_the_whole_link_and_weights_get_what_is_left() -> None:
-    link = PacedLink()
-    weights = Sender(link, Traffic.WEIGHTS, 60)
-    while len(weights.sent) < 5:
-        time.sleep(0.001)
-    before = len(weights.sent)
-    activations = Sender(link, Traffic.ACTIVATIONS, 50)
-    activations.thread.join()
-    during = len(weights.sent) - before
-    weights.thread.join()
-    seconds = weights.sent[-1] - weights.sent[0]
-    # The chunk that was under way, and a few for a thread that the machine held up.
-    assert during <= 15
-    assert seconds >= 0.9 * 0.01 * (50 + 60 - 1)  # Together, they have the rate of the link.
+@pytest.fixture
+def senders(clock: FakeClock, link: PacedLink) -> Senders:
+    return Senders(clock, link)
 
 
-def test_control_message_overtakes_waiting_chunks() -> None:
-    link = PacedLink()
-    senders = [Sender(link, traffic, 40) for traffic in (Traffic.WEIGHTS, Traffic.ACTIVATIONS)]
-    while not senders[1].sent:
-        time.sleep(0.001)
-    before = len(senders[1].sent)
-    with link.burst(Traffic.CONTROL) as wait:
-        wait(100, 8e6)
-    overtaken = len(senders[1].sent) - before
-    for sender in senders:
-        sender.thread.join()
-    assert overtaken <= 5
+def test_traffic_that_goes_first_takes_the_whole_link(clock: FakeClock, senders: Senders) -> None:
+    def join_in() -> None:
+        for traffic in (WEIGHTS, ACTIVATIONS, CONTROL):
+            senders.start(traffic, 3)
+
+    clock.meanwhile = join_in
+    senders.send(WEIGHTS, 1)
+    assert senders.join() == [WEIGHTS, *[CONTROL] * 3, *[ACTIVATIONS] * 3, *[WEIGHTS] * 3]
+    assert clock.now - 1000 == pytest.approx(10 * 0.01)  # Together, they have the rate of the link.
 
 
-def test_senders_of_one_kind_take_turns() -> None:
-    link = PacedLink()
-    one, other = (Sender(link, Traffic.WEIGHTS, 40) for _ in range(2))
-    one.thread.join()
-    other.thread.join()
-    assert sum(sent < one.sent[-1] for sent in other.sent) >= 20
-
-
+@pytest.mark.parametrize(
+    ("waited_seconds", "order"),
+    [(0.0, [ACTIVATIONS, ACTIVATIONS, WEIGHTS]), (5.0, [ACTIVATIONS, WEIGHTS, ACTIVATIONS])],
+)
 def test_chunk_of_weights_that_waited_for_long_goes_before_activations(
-    monkeypatch: pytest.MonkeyPatch,
+    clock: FakeClock, senders: Senders, waited_seconds: float, order: list[Traffic]
 ) -> None:
-    monkeypatch.setattr(pacing, "_MAX_QUEUEING_SECONDS", 0.1)
-    link = PacedLink()
-    activations = Sender(link, Traffic.ACTIVATIONS, 100)
-    weights = Sender(link, Traffic.WEIGHTS, 2)
-    weights.thread.join()
-    assert len(activations.sent) < 100
-    activations.thread.join()
+    def join_in() -> None:
+        senders.start(WEIGHTS, 1)
+        clock.now += waited_seconds
+
+    clock.meanwhile = join_in
+    senders.send(ACTIVATIONS, 2)
+    assert senders.join() == order
 
 
-def test_burst_whose_sender_is_held_up_leaves_the_link_to_others() -> None:
-    link = PacedLink()
-    with link.burst(Traffic.ACTIVATIONS) as wait:
+def test_senders_of_one_kind_take_turns(
+    clock: FakeClock, link: PacedLink, senders: Senders
+) -> None:
+    clock.meanwhile = lambda: senders.start(WEIGHTS, 1)
+    with link.burst(WEIGHTS) as wait:
         wait(10_000, 8e6)
-        weights = Sender(link, Traffic.WEIGHTS, 3)
-        weights.thread.join(30)
-        assert len(weights.sent) == 3
+        wait(10_000, 8e6)
+        assert senders.sent == [WEIGHTS]
+
+
+def test_burst_whose_sender_is_held_up_leaves_the_link_to_others(
+    clock: FakeClock, link: PacedLink, senders: Senders
+) -> None:
+    clock.meanwhile = lambda: senders.start(WEIGHTS, 1)
+    with link.burst(ACTIVATIONS) as wait:
+        wait(10_000, 8e6)
+        clock.now += 0.06
+        assert senders.join() == [WEIGHTS]
 
 
 def test_no_job_may_have_less_silence_than_weights_wait_on_a_busy_link() -> None:

@@ -1,9 +1,9 @@
 import itertools
-import json
 import math
-from pathlib import Path
+from typing import Any
 
 import pytest
+from emulated_links import ChangingEmulation
 
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.radio_rate import radio_rate_bps
@@ -11,15 +11,22 @@ from collapipe.traffic_shaping.radio_driver import (
     NOMINAL_BANDWIDTH_HZ,
     NOMINAL_POWER_WATTS,
     EmulatedRadioDriver,
+    RadioState,
 )
 
 CHANNEL = {"gain": 1e-9, "noise_watts_per_hertz": 4e-21}
 
 
-def make_emulation(path: Path, **radios: object) -> EmulationFile:
-    file = path / "emulation.json"
-    file.write_text(json.dumps({"radios": {"a>b": CHANNEL, **radios}}))
-    return EmulationFile(file)
+@pytest.fixture
+def radio(emulation: ChangingEmulation) -> EmulatedRadioDriver:
+    emulation.set(radios={"a>b": CHANNEL, "a>c": CHANNEL})
+    return EmulatedRadioDriver(emulation.file)
+
+
+def state(radio: EmulatedRadioDriver, *link: Any) -> RadioState:
+    state = radio.transmit(*link)
+    assert state is not None
+    return state
 
 
 def test_rate_is_the_capacity_of_shannon() -> None:
@@ -39,40 +46,30 @@ def test_rate_without_bandwidth_or_power_is_zero() -> None:
     assert radio_rate_bps(1e6, 1e-18, 1e-18, 4e-21) > 0.0
 
 
-def test_emulated_radio_has_the_rate_of_its_power_and_bandwidth(tmp_path: Path) -> None:
-    state = EmulatedRadioDriver(make_emulation(tmp_path)).transmit("a", "b", 1e6, 0.05)
-    assert state is not None
-    assert (state.gain, state.noise_watts_per_hertz, state.power_watts) == (1e-9, 4e-21, 0.05)
-    assert state.rate_bps == radio_rate_bps(1e6, 0.05, 1e-9, 4e-21)
+@pytest.mark.parametrize(("share_hz", "used_hz"), [(1e6, 1e6), (0.0, NOMINAL_BANDWIDTH_HZ)])
+def test_emulated_radio_has_the_rate_of_its_power_and_bandwidth(
+    radio: EmulatedRadioDriver, share_hz: float, used_hz: float
+) -> None:
+    rate = radio_rate_bps(used_hz, 0.05, 1e-9, 4e-21)
+    assert state(radio, "a", "b", share_hz, 0.05) == RadioState(1e-9, 4e-21, 0.05, rate)
 
 
-def test_emulated_radio_remembers_the_power_of_each_link(tmp_path: Path) -> None:
-    radio = EmulatedRadioDriver(make_emulation(tmp_path, **{"a>c": CHANNEL}))
-    powers = [
-        state.power_watts
-        for receiver, power in [("b", 0.0), ("b", 0.02), ("c", 0.0), ("b", 0.0)]
-        if (state := radio.transmit("a", receiver, 1e6, power))
-    ]
+def test_emulated_radio_remembers_the_power_of_each_link(radio: EmulatedRadioDriver) -> None:
+    used = [("b", 0.0), ("b", 0.02), ("c", 0.0), ("b", 0.0)]
+    powers = [state(radio, "a", receiver, 1e6, power).power_watts for receiver, power in used]
     assert powers == [NOMINAL_POWER_WATTS, 0.02, NOMINAL_POWER_WATTS, 0.02]
 
 
-def test_emulated_radio_without_a_share_uses_a_whole_channel(tmp_path: Path) -> None:
-    state = EmulatedRadioDriver(make_emulation(tmp_path)).transmit("a", "b", 0.0, 0.1)
-    assert state is not None
-    assert state.rate_bps == radio_rate_bps(NOMINAL_BANDWIDTH_HZ, 0.1, 1e-9, 4e-21)
-
-
-def test_emulated_radio_follows_a_channel_that_fades(tmp_path: Path) -> None:
-    emulation = make_emulation(tmp_path)
-    radio = EmulatedRadioDriver(emulation)
-    before = radio.transmit("a", "b", 1e6, 0.1)
-    make_emulation(tmp_path, **{"a>b": {**CHANNEL, "gain": 1e-12}})
-    after = radio.transmit("a", "b", 1e6, 0.1)
-    assert before is not None and after is not None
+def test_emulated_radio_follows_a_channel_that_fades(
+    emulation: ChangingEmulation, radio: EmulatedRadioDriver
+) -> None:
+    before = state(radio, "a", "b", 1e6, 0.1)
+    emulation.set(radios={"a>b": {**CHANNEL, "gain": 1e-12}})
+    after = state(radio, "a", "b", 1e6, 0.1)
     assert after.gain == 1e-12
     assert after.rate_bps < before.rate_bps
 
 
-def test_links_without_a_radio_have_no_state(tmp_path: Path) -> None:
-    assert EmulatedRadioDriver(make_emulation(tmp_path)).transmit("b", "a", 1e6, 0.1) is None
+def test_links_without_a_radio_have_no_state(radio: EmulatedRadioDriver) -> None:
+    assert radio.transmit("b", "a", 1e6, 0.1) is None
     assert EmulatedRadioDriver(EmulationFile(None)).transmit("a", "b", 1e6, 0.1) is None

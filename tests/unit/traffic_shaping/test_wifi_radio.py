@@ -1,9 +1,12 @@
 import logging
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
 
 from collapipe.errors import InvalidInputError
+from collapipe.traffic_shaping import wifi_radio
+from collapipe.traffic_shaping.radio_driver import RadioState
 from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
 
 LINK = """Connected to 02:00:00:00:01:00 (on wlan0)
@@ -27,79 +30,78 @@ Survey data from wlan0
 """
 
 
+@dataclass
+class Iw:
+    """Answers in place of the program iw. Without an answer, a call fails."""
+
+    answers: dict[str, str] = field(
+        default_factory=lambda: {"link": LINK, "info": INFO, "survey": SURVEY, "set": ""}
+    )
+    powers: list[str] = field(default_factory=list)
+    """The arguments of the calls that set a power."""
+
+    def __call__(self, line: Sequence[str], remedy: str) -> str:
+        assert line[:3] == ["iw", "dev", "wlan0"]
+        if line[3] == "set":
+            self.powers.append(" ".join(line[4:]))
+        if line[3] not in self.answers:
+            raise InvalidInputError(f"{line} failed")
+        return self.answers[line[3]]
+
+
 @pytest.fixture
-def iw(tmp_path: Path) -> Path:
-    """A program in place of iw. It prints the files beside it, and writes its arguments to the file calls."""
-    for name, text in (("link", LINK), ("info", INFO), ("survey", SURVEY), ("set", "")):
-        (tmp_path / name).write_text(text)
-    program = tmp_path / "iw"
-    program.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\nexec cat {tmp_path}/"$3"\n')
-    program.chmod(0o755)
-    return program
+def iw(monkeypatch: pytest.MonkeyPatch) -> Iw:
+    iw = Iw()
+    monkeypatch.setattr(wifi_radio, "run_command", iw)
+    return iw
 
 
-def settings(iw: Path) -> list[str]:
-    """The calls of iw that set a power."""
-    calls = (iw.parent / "calls").read_text().splitlines()
-    return [call for call in calls if " set " in call]
-
-
-def test_state_is_what_iw_reports(iw: Path) -> None:
-    state = WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 20e6, 0.0)
+def transmit(bandwidth_hz: float = 0.0) -> RadioState:
+    state = WifiRadioDriver("wlan0").transmit("a", "b", bandwidth_hz, 0.0)
     assert state is not None
+    return state
+
+
+def test_state_is_what_iw_reports(iw: Iw) -> None:
+    state = transmit(20e6)
     assert state.gain == pytest.approx(1e-7)  # -50 dBm received, 20 dBm sent
     assert state.noise_watts_per_hertz == pytest.approx(10**-9.1 / 1000 / 80e6)
     assert state.power_watts == pytest.approx(0.1)
     assert state.rate_bps == pytest.approx(200e6 * 20 / 80)
-    assert settings(iw) == []
+    assert iw.powers == []
 
 
-def test_power_is_set_once_for_each_value(iw: Path) -> None:
-    radio = WifiRadioDriver("wlan0", [str(iw)])
+def test_power_is_set_once_for_each_value(iw: Iw) -> None:
+    radio = WifiRadioDriver("wlan0")
     for power in (0.1, 0.1, 0.05, 0.0):
         radio.transmit("a", "b", 0.0, power)
-    assert settings(iw) == [
-        "dev wlan0 set txpower fixed 2000",
-        "dev wlan0 set txpower fixed 1699",
-    ]
+    assert iw.powers == ["txpower fixed 2000", "txpower fixed 1699"]
 
 
-def test_rate_without_a_share_is_not_limited(iw: Path) -> None:
-    state = WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 0.0, 0.0)
-    assert state is not None and state.rate_bps == 0.0
+def test_radio_without_a_share_or_a_measured_noise_has_no_rate_and_thermal_noise(iw: Iw) -> None:
+    del iw.answers["survey"]
+    state = transmit()
+    assert (state.rate_bps, state.noise_watts_per_hertz) == (0.0, 4.0e-21)
 
 
-def test_noise_that_iw_does_not_report_is_thermal(iw: Path) -> None:
-    (iw.parent / "survey").unlink()
-    state = WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 0.0, 0.0)
-    assert state is not None and state.noise_watts_per_hertz == 4.0e-21
-
-
-def test_radio_that_is_not_connected_has_no_state(iw: Path) -> None:
-    (iw.parent / "link").write_text("Not connected.\n")
-    assert WifiRadioDriver("wlan0", [str(iw)]).transmit("a", "b", 1e6, 0.0) is None
+def test_radio_that_is_not_connected_has_no_state(iw: Iw) -> None:
+    iw.answers["link"] = "Not connected.\n"
+    assert WifiRadioDriver("wlan0").transmit("a", "b", 1e6, 0.0) is None
 
 
 def test_power_that_iw_refuses_is_logged_once_and_harmless(
-    iw: Path, caplog: pytest.LogCaptureFixture
+    iw: Iw, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (iw.parent / "set").unlink()
-    radio = WifiRadioDriver("wlan0", [str(iw)])
+    del iw.answers["set"]
+    radio = WifiRadioDriver("wlan0")
     with caplog.at_level(logging.WARNING):
         states = [radio.transmit("a", "b", 1e6, power) for power in (0.05, 0.02)]
     assert all(state is not None and state.power_watts == pytest.approx(0.1) for state in states)
     assert len(caplog.records) == 1
-    assert "txpower fixed 1699` failed" in caplog.text
+    assert iw.powers == ["txpower fixed 1699"]
 
 
-def test_missing_program_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"no-iw dev wlan0 info` did not run .*--radio none"
-    ):
-        WifiRadioDriver("wlan0", [str(tmp_path / "no-iw")])
-
-
-def test_interface_that_iw_does_not_know_is_refused(iw: Path) -> None:
-    (iw.parent / "info").unlink()
-    with pytest.raises(InvalidInputError, match=r"info` failed \(cat: .*Wi-Fi interface"):
-        WifiRadioDriver("eth7", [str(iw)])
+def test_interface_that_iw_does_not_know_is_refused(iw: Iw) -> None:
+    del iw.answers["info"]
+    with pytest.raises(InvalidInputError):
+        WifiRadioDriver("wlan0")

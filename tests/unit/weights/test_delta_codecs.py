@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -61,30 +62,24 @@ def test_receiver_decodes_the_bits_that_the_sender_expects(codec: UploadCodecNam
         base, residual = encoded.weights, encoded.residual
 
 
-@pytest.mark.parametrize("codec", ["fp32", *LOSSY])
-def test_default_type_that_another_job_sets_for_a_moment_changes_nothing(
+@pytest.mark.parametrize("codec", LOSSY)
+def test_encoding_has_the_announced_size_whatever_default_type_another_job_sets_for_a_moment(
     codec: UploadCodecName,
 ) -> None:
     base, new = unit(), trained(unit())
     expected = encode_delta(codec, new, base, {})
+    data = expected.tensors[f"attention.weight//{codec}"]
+    num_bytes = {"bf16": 18200, "int8": 9380, "top_k": 3 * 116}[codec]
+    assert data.nbytes == DELTA_CODECS[codec].encoded_bytes((70, 130)) == num_bytes
     torch.set_default_dtype(torch.bfloat16)
     try:
         encoded = encode_delta(codec, new, base, {})
         arrived = decode_delta(over_the_wire(encoded.tensors), base)
     finally:
         torch.set_default_dtype(torch.float32)
+    assert_same_bits(encoded.tensors, expected.tensors)
     assert_same_bits(arrived, expected.weights)
     assert_same_bits(encoded.residual, expected.residual)
-
-
-@pytest.mark.parametrize("codec", LOSSY)
-def test_encoding_has_the_announced_size_and_is_the_same_every_time(codec: UploadCodecName) -> None:
-    base, new = unit(), trained(unit())
-    first, second = (encode_delta(codec, new, base, {}) for _ in range(2))
-    assert_same_bits(first.tensors, second.tensors)
-    data = first.tensors[f"attention.weight//{codec}"]
-    num_bytes = {"bf16": 18200, "int8": 9380, "top_k": 3 * 116}[codec]
-    assert data.nbytes == DELTA_CODECS[codec].encoded_bytes((70, 130)) == num_bytes
 
 
 @pytest.mark.parametrize("codec", ["fp32", *LOSSY])
@@ -96,16 +91,11 @@ def test_only_what_has_changed_is_sent(codec: UploadCodecName) -> None:
     assert set(sent) == {f"attention.bias{suffix}", "positions"}
 
 
-def test_fp32_is_lossless() -> None:
+def test_fp32_is_lossless_and_sends_what_an_earlier_codec_has_lost() -> None:
     base, new = unit(), trained(unit())
     encoded = encode_delta("fp32", new, base, {})
     assert_same_bits(encoded.weights, new)
     assert not encoded.residual
-
-
-def test_fp32_sends_what_an_earlier_codec_has_lost() -> None:
-    base = unit()
-    new = trained(base)
     lossy = encode_delta("int8", new, base, {})
     flushed = encode_delta("fp32", lossy.weights, lossy.weights, lossy.residual)
     for name, tensor in flushed.weights.items():
@@ -130,12 +120,11 @@ def test_what_one_round_loses_arrives_in_the_next_ones(codec: UploadCodecName) -
 
 
 def test_top_k_sends_every_value_in_the_end() -> None:
-    codec: UploadCodecName = "top_k"
     change = torch.randn(2, 4096, generator=torch.Generator().manual_seed(0)).sign()
     base, residual = {"w": torch.zeros(2, 4096)}, Tensors()
     touched = torch.zeros(2, 4096, dtype=torch.bool)
-    for _ in range(200):
-        encoded = encode_delta(codec, {"w": base["w"] + change}, base, residual)
+    for _ in range(80):
+        encoded = encode_delta("top_k", {"w": base["w"] + change}, base, residual)
         touched |= encoded.weights["w"] != base["w"]
         base, residual = encoded.weights, encoded.residual
     assert touched.all()
@@ -172,19 +161,18 @@ def test_value_that_is_not_finite_stays_so(codec: UploadCodecName, bad: float) -
     assert arrived[40:].isfinite().all()
 
 
-def test_tensors_from_a_file_are_decoded_at_any_address(tmp_path: object) -> None:
+@pytest.mark.parametrize("codec", LOSSY)
+def test_tensors_from_a_file_are_decoded_at_any_address(
+    tmp_path: Path, codec: UploadCodecName
+) -> None:
     base = unit()
-    new = trained(base)
-    encoded = {c: encode_delta(c, new, base, {}) for c in LOSSY}
-    path = f"{tmp_path}/delta"
-    for codec in LOSSY:
-        # One byte before them shifts all others to odd addresses.
-        shifted = {"": torch.zeros(1, dtype=torch.uint8)} | encoded[codec].tensors
-        with open(path, "wb") as file:
-            file.writelines(TensorBlob(shifted).read())
-        with safe_open(path, "pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in encoded[codec].tensors}
-            assert_same_bits(decode_delta(tensors, base), encoded[codec].weights)
+    encoded = encode_delta(codec, trained(base), base, {})
+    # One byte before them shifts all others to odd addresses.
+    shifted = {"": torch.zeros(1, dtype=torch.uint8)} | encoded.tensors
+    (tmp_path / "delta").write_bytes(b"".join(TensorBlob(shifted).read()))
+    with safe_open(tmp_path / "delta", "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in encoded.tensors}
+        assert_same_bits(decode_delta(tensors, base), encoded.weights)
 
 
 # --- garbage
@@ -193,27 +181,24 @@ BYTES = torch.zeros(9, dtype=torch.uint8)
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("tensors", "named"),
     [
-        ({"other": BYTES}, "'other' is no tensor of the unit"),
-        ({"other//int8": BYTES}, "'other' is no tensor of the unit"),
-        ({"//int8": BYTES}, "'' is no tensor of the unit"),
+        ({"other": BYTES}, "'other'"),
+        ({"other//int8": BYTES}, "'other//int8', but 'other'"),
+        ({"//int8": BYTES}, "'//int8', but ''"),
         ({"scalar": torch.tensor(1.0), "scalar//bf16": BYTES}, "'scalar' is sent twice"),
-        ({"attention.bias//zip": BYTES}, "codec this version does not know"),
-        ({"attention.bias//fp32": BYTES}, "codec this version does not know"),
-        ({"half//bf16": BYTES}, "codec this version does not know for torch.float16"),
-        ({"attention.bias//int8": BYTES}, r"shape \[9\] and type torch.uint8 instead of \[134\]"),
-        ({"attention.bias//int8": torch.zeros(134)}, "type torch.float32 instead of"),
-        ({"attention.bias": torch.zeros(129)}, r"shape \[129\]"),
-        ({"positions": torch.zeros(9)}, "type torch.float32 instead of"),
-        (
-            {"attention.bias//top_k": torch.zeros(116, dtype=torch.uint8)},
-            "positions of a chunk of top_k do not ascend",
-        ),
+        ({"attention.bias//zip": BYTES}, "bias//zip', whose codec"),
+        ({"attention.bias//fp32": BYTES}, "bias//fp32', whose codec"),
+        ({"half//bf16": BYTES}, "half//bf16', .*torch.float16"),
+        ({"attention.bias//int8": BYTES}, r"\[9\] .*uint8 .*\[134\]"),
+        ({"attention.bias//int8": torch.zeros(134)}, r"float32 .*\[134\] .*uint8"),
+        ({"attention.bias": torch.zeros(129)}, r"\[129\] .*\[130\]"),
+        ({"positions": torch.zeros(9)}, "float32 .*int64"),
+        ({"attention.bias//top_k": torch.zeros(116, dtype=torch.uint8)}, "top_k"),
     ],
 )
-def test_garbage_is_refused(tensors: Tensors, message: str) -> None:
-    with pytest.raises(CorruptDataError, match=message):
+def test_garbage_is_refused(tensors: Tensors, named: str) -> None:
+    with pytest.raises(CorruptDataError, match=named):
         decode_delta(tensors, unit())
 
 

@@ -30,35 +30,17 @@ def bytes_of(blob: TensorBlob, offset: int = 0) -> bytes:
     return b"".join(blob.read(offset))
 
 
-def assert_equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name, tensor in left.items():
-        assert tensor.dtype == right[name].dtype
-        assert torch.equal(tensor, right[name])
-
-
-def test_bytes_are_read_by_the_safetensors_library(tensors: dict[str, Tensor]) -> None:
-    assert_equal(load(bytes_of(TensorBlob(tensors))), tensors)
-
-
-def test_tensors_come_back(tensors: dict[str, Tensor]) -> None:
-    assert_equal(load_tensors(bytes_of(TensorBlob(tensors))), tensors)
-
-
-def test_blob_without_tensors_comes_back() -> None:
-    assert load_tensors(bytes_of(TensorBlob({}))) == {}
-
-
-def test_digest_and_size_are_those_of_the_bytes(tensors: dict[str, Tensor]) -> None:
+def test_tensors_come_back_here_and_in_the_safetensors_library(tensors: dict[str, Tensor]) -> None:
     blob = TensorBlob(tensors)
     data = bytes_of(blob)
-    assert blob.digest == hashlib.sha256(data).hexdigest()
+    for found in (load(data), load_tensors(data)):
+        assert found.keys() == tensors.keys()
+        for name, tensor in found.items():
+            assert tensor.dtype == tensors[name].dtype
+            assert torch.equal(tensor, tensors[name])
+    assert blob.digest == hashlib.sha256(data).hexdigest() == TensorBlob(found).digest
     assert blob.total_bytes == len(data)
-
-
-def test_digest_is_the_same_after_a_round_trip(tensors: dict[str, Tensor]) -> None:
-    blob = TensorBlob(tensors)
-    assert TensorBlob(load_tensors(bytes_of(blob))).digest == blob.digest
+    assert load_tensors(bytes_of(TensorBlob({}))) == {}
 
 
 def test_digest_depends_on_values_and_not_on_the_order_of_names() -> None:
@@ -82,7 +64,7 @@ def test_reading_from_any_offset_gives_the_rest(tensors: dict[str, Tensor]) -> N
 
 
 def test_type_that_is_not_stored_is_refused_by_name() -> None:
-    with pytest.raises(InvalidInputError, match=r"'x' has type torch.float64.*torch.float32"):
+    with pytest.raises(InvalidInputError, match=r"'x' .*float64.*float32"):
         TensorBlob({"x": torch.zeros(1, dtype=torch.float64)})
 
 
@@ -94,7 +76,6 @@ def test_random_bytes_raise_only_errors_of_collapipe(data: bytes) -> None:
 
 @pytest.mark.parametrize("length", [0, 7, 40, -1])
 def test_truncated_bytes_are_corrupt(length: int) -> None:
-    data = save({"x": torch.randn(8)})
-    cut = data[:length]
-    with pytest.raises(CorruptDataError, match=f"{len(cut)} bytes are not safetensors"):
+    cut = save({"x": torch.randn(8)})[:length]
+    with pytest.raises(CorruptDataError, match=f"^{len(cut)} bytes"):
         load_tensors(cut)

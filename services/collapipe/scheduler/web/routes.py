@@ -281,7 +281,9 @@ async def _body(request: Request) -> dict[str, Any]:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _MOST_BODY_BYTES:
-                raise InvalidInputError(f"a request has more than {_MOST_BODY_BYTES} bytes")
+                raise InvalidInputError(
+                    f"a request has more than the {_MOST_BODY_BYTES} bytes that are allowed: send less"
+                )
 
     try:
         await asyncio.wait_for(read(), _BODY_SECONDS)

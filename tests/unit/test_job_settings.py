@@ -1,0 +1,63 @@
+"""Codecs that a job may choose, and jobs that `averaging.secure` does not allow."""
+
+from typing import Any, get_args
+
+import pytest
+
+from collapipe.codec_numbers import CODEC_NAMES, CODECS_BY_NAME
+from collapipe.codec_table import CODECS, CodecName
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+from collapipe.tensors.encoding import LOSSY_CODECS
+from collapipe.v1 import tensor_pb2
+
+LATE = {"round_deadline_seconds": 10.0}
+
+
+def job(**sections: Any) -> JobConfig:
+    document = {"task": {"kind": "classification"}, "clusters": 4, "averaging": {"secure": True}}
+    return JobConfig.from_dict(document | sections, "JOB.toml")
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"clusters": 2}, "at least 3"),
+        ({"averaging": {"secure": True, "rule": "median"}}, 'rule.* "median" and 1'),
+        ({"averaging": {"secure": True, "rule": "clipped_mean"}}, 'rule.* "clipped_mean" and 1'),
+        ({"averaging": {"secure": True, "max_share": 0.5}}, 'max_share.* "mean" and 0.5'),
+        ({"training": {"upload_codecs": ["fp32", "int8"]}}, "upload_codecs"),
+        ({"schedule": {**LATE, "min_clusters": 2}}, "2 of 4 .*at least 3"),
+    ],
+)
+def test_job_that_masks_cannot_serve_is_refused(sections: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidInputError, match=named):
+        job(**sections)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "threshold"),
+    [
+        ({}, 4),
+        ({**LATE, "min_clusters": 3}, 3),
+        ({**LATE, "min_clusters": 2, "late_clusters": "end_early"}, 4),
+    ],
+)
+def test_as_many_control_units_reveal_as_no_round_can_do_without(
+    schedule: dict[str, Any], threshold: int
+) -> None:
+    assert job(schedule=schedule).reveal_threshold == threshold
+
+
+def test_every_codec_has_a_cost_a_number_and_an_implementation() -> None:
+    numbers = set(tensor_pb2.Codec.values()) - {tensor_pb2.CODEC_UNSPECIFIED}
+    assert tuple(CODECS) == get_args(CodecName)
+    assert set(CODEC_NAMES) == numbers
+    assert set(CODEC_NAMES.values()) == set(CODECS)
+    assert {CODECS_BY_NAME[name] for name in CODECS} == numbers
+    assert set(LOSSY_CODECS) == numbers - {tensor_pb2.CODEC_FP32}
+
+
+def test_job_with_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"codecs\.1 = 'int2'"):
+        job(schedule={"codecs": ["fp32", "int2"]})
