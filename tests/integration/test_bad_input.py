@@ -199,8 +199,8 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
         ["device-3-0 would run 7 of 7 blocks", "which need", "has 1 kB:", "proportional"],
     ),
     "more devices than there are": (
-        lambda f: f.settings.extend(["devices_per_cluster=8", "schedule.wait_for_hosts_seconds=1"]),
-        ["2 more devices in cluster 0 (have 6)", "schedule.wait_for_hosts_seconds allows 1 s"],
+        lambda f: f.settings.extend(["devices_per_cluster=6", "schedule.wait_for_hosts_seconds=1"]),
+        ["2 more devices in cluster 0 (have 4)", "schedule.wait_for_hosts_seconds allows 1 s"],
     ),
     "segments of another model": (
         lambda f: f.settings.extend(["schedule.strategy=manual", "schedule.segments=[[1, 1, 1]]"]),
@@ -348,7 +348,7 @@ def test_too_long_text_is_cut_and_told(testbed: LocalTestbed, folder: Folder) ->
 
 def test_divergence_keeps_the_rounds_before_it(testbed: LocalTestbed, folder: Folder) -> None:
     folder.settings += ["name=diverges", "training.learning_rate=1e30"]
-    folder.settings += ["training.rounds=3", "training.local_steps=1"]
+    folder.settings += ["training.rounds=3", "training.local_steps=1", "schedule.retry_seconds=0"]
     result = folder.train(*testbed.endpoint_options)
     assert result.exit_code == 1
     for part in ("not finite", "step 0 of round 2", "1e+30", "lower training.learning_rate"):

@@ -133,16 +133,18 @@ def test_dssra_uploads_with_the_codec_that_suits_a_slow_uplink(
         "convergence_weight": 1.0,
         "convergence_constants": constants,
     }
-    slow = Emulation(links={"device-0-0>edge-server": LinkDescription(rate_bps=5e5)})
+    slow = Emulation(links={"*>edge-server": LinkDescription(rate_bps=5e5)})
     wide = {"hidden_size": 64, "intermediate_size": 256}
     both = {"rounds": 1, "upload_codecs": ["fp32", "int8"]}
     emulated_testbed.emulate(slow)
     try:
-        job = job_with(tmp_path, "fp32", both, model_config=wide, schedule=chooses)
+        job = job_with(
+            tmp_path, "fp32", both, devices_per_cluster=1, model_config=wide, schedule=chooses
+        )
         chosen = run_job(emulated_testbed, job)
     finally:
         emulated_testbed.emulate(Emulation())
-    job = job_with(tmp_path, "fp32", {"rounds": 1}, model_config=wide)
+    job = job_with(tmp_path, "fp32", {"rounds": 1}, devices_per_cluster=1, model_config=wide)
     lossless = run_job(emulated_testbed, job)
     assert chosen.plans(0)[0].upload_codec == "int8"
     assert pushed_bytes(chosen) < 0.3 * pushed_bytes(lossless)

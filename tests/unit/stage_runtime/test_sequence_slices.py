@@ -88,9 +88,9 @@ def gradients(chain: Chain, batches: list[dict[str, Tensor]]) -> dict[str, Tenso
 @pytest.mark.parametrize(
     ("family", "options", "padded"),
     [
-        *((family, {}, False) for family in FAMILIES),
+        *((family, {}, False) for family in ("gpt2", "mistral")),
         *((family, {}, True) for family in FAMILIES),
-        *((family, {"lora": LORA}, True) for family in FAMILIES),
+        *((family, {"lora": LORA}, True) for family in ("gpt2", "llama")),
         ("gpt2", {"half_blocks": True}, True),
         ("mistral", {"half_blocks": True}, True),
     ],
