@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Generator, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,13 +70,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Schedu
     return _Scheduling(config, log)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With --changed, leaves out the tests of what has not changed."""
-    if config.getoption("--changed"):
-        folders = tests_of(changed_files())
-        kept = [item for item in items if any(map(item.path.is_relative_to, folders))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+    if not config.getoption("--changed"):
+        return None
+    wanted = any(
+        collection_path.is_relative_to(tests) or tests.is_relative_to(collection_path)
+        for tests in tests_of_changes()
+    )
+    return None if wanted else True
+
+
+@cache
+def tests_of_changes() -> set[Path]:
+    """Returns the folders and files of tests for what differs from the last commit."""
+    return tests_of(changed_files())
 
 
 def changed_files() -> list[str]:
