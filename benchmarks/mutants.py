@@ -5,7 +5,7 @@
     python -m benchmarks.mutants --circle ci        also tries the suites of .ci/run
 
 A fault is one replacement in one file. The tests of its package run first, because they find most. Prints a line for each
-fault, then how many were found. The exit status is 1 if fewer than 50 of 60 were found.
+fault, then how many were found. The exit status is 1 if fewer than 50 in 60 were found.
 """
 
 import argparse

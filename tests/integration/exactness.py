@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from reference.comparison import first_difference
-from reference.federated_job import train_job
+from reference.federated_job import Trained, train_job
 from reference.job_matrix import Case, arguments
 from reference.tiny_jobs import make_job
 
@@ -59,8 +59,12 @@ def check_placement(job: JobConfig, finished: FinishedJob) -> None:
 
 def check_equals_reference(job: JobConfig, finished: FinishedJob) -> None:
     """Checks that weights, optimizer states and losses equal the reference."""
-    expected = train_job(job, finished.late_clusters, finished.ended_early)
-    weights = finished.weights()
+    check_equal(train_job(job, finished.late_clusters, finished.ended_early), finished)
+
+
+def check_equal(expected: Trained, finished: FinishedJob) -> None:
+    """Checks that weights, optimizer states and losses equal those of a job in one process."""
+    job, weights = finished.job, finished.weights()
     if job.model.base_quantisation is not None:
         # The hosts keep the files of the layers that they quantise, but the model in one process has no such weights.
         weights = {name: weights[name] for name in expected.weights}

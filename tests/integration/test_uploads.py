@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reference.comparison import first_difference
 from reference.fedavg import average
 from reference.federated_job import Trained, copy_weights, make_clients, saved_weights
 from reference.tiny_jobs import make_job
@@ -17,6 +16,7 @@ from collapipe.emulation.links import LinkDescription
 from collapipe.job import JobConfig
 from collapipe.weights.delta_codecs import encode_delta
 from collapipe_client import LocalTestbed
+from integration.exactness import check_equal
 from integration.running import FinishedJob, run_job
 
 CASES: dict[str, dict[str, Any]] = {
@@ -96,14 +96,7 @@ def test_services_equal_one_process(testbed: LocalTestbed, tmp_path: Path, case:
 def check_equals_one_process(job: JobConfig, finished: FinishedJob) -> None:
     """Checks that weights, optimizer states with their residuals, and losses equal those of a plain loop."""
     expected = train_in_one_process(job, finished.late_clusters, finished.ended_early)
-    difference = first_difference(expected.weights, finished.weights())
-    assert difference is None, f"weights: {difference}"
-    for cluster in range(job.clusters):
-        difference = first_difference(
-            expected.optimizer_states[cluster], finished.optimizer_state(cluster)
-        )
-        assert difference is None, f"optimizer of cluster {cluster}: {difference}"
-        assert finished.losses(cluster) == expected.losses[cluster]
+    check_equal(expected, finished)
     assert any(name.endswith("//upload_residual") for name in finished.optimizer_state(0))
 
 

@@ -1,6 +1,7 @@
 """Fixtures that several packages need: one thread for torch, vocabularies and a tiny BERT."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,14 @@ TINY = {
 
 MakeBatch = Callable[[int], dict[str, Tensor]]
 MakeTokenizer = Callable[[str], Tokenizer]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """Saves the time of the disk. No test here takes the power away."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """A running authority, and functions that run `collapipe` commands for it."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,14 +74,6 @@ class Served:
 
 
 Serve = Callable[[], Served]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_fsync() -> Iterator[None]:
-    """Saves the time of the disk. No test here takes the power away."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 @pytest.fixture(scope="session")

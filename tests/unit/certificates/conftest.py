@@ -1,9 +1,7 @@
 """An authority whose clock a test can set."""
 
 import datetime
-import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,14 +44,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock(utc_now())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_fsync() -> Iterator[None]:
-    """Saves the time of the disk. No test here takes the power away."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 @pytest.fixture(scope="session")

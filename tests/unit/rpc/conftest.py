@@ -1,18 +1,8 @@
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .authorities import Authority
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_fsync() -> Iterator[None]:
-    """Saves the time of the disk. No test here takes the power away."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 @pytest.fixture(scope="module")
