@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Generator, Iterable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,16 @@ SHARED_BY_FILES = {
     ),
 }
 """What takes so long to start that files of tests share it. One worker process gets all tests of these files."""
+LONGEST_FILES = (
+    "containers/test_compose.py",
+    *("faults/test_chaos.py", "faults/test_one_way_cut.py", "faults/test_fuzz.py"),
+    *("faults/test_lying_control_unit.py", "faults/test_kill.py"),
+    *("e2e/test_slow_links.py", "e2e/test_readme.py", "e2e/test_observability.py"),
+    *("e2e/test_wheel.py", "e2e/test_load.py", "e2e/test_scheduler_restart.py"),
+    *("e2e/test_notebook.py", "faults/test_client.py", "faults/test_full_disk.py"),
+    *("integration/test_exact.py", "integration/test_late_clusters.py"),
+)
+"""Files that take minutes. They start first, because one that starts last leaves the other workers without tests."""
 
 # The machine may be busy, so examples have no deadline. The same commit always has the same examples, but for a campaign.
 settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True, database=None)
@@ -67,7 +78,20 @@ class _Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
+    config.option.loadscopereorder = False  # It would begin with the files that have the most tests.
     return _Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts files by how long they take: the longest ones first, then those with the most tests."""
+    num_tests = Counter(item.path for item in items)
+
+    def rank(item: pytest.Item) -> tuple[int, int]:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        known = LONGEST_FILES.index(path) if path in LONGEST_FILES else len(LONGEST_FILES)
+        return known, -num_tests[item.path]
+
+    items.sort(key=rank)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
