@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reference.tiny_jobs import make_job
 
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
-from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
@@ -24,39 +24,20 @@ EMULATION = Emulation(
 DEVICES = [Device(energy_budget_joules=0.01), Device(energy_budget_joules=0.01)]
 
 
-def make_job(rounds: int) -> JobConfig:
-    return JobConfig.model_validate(
-        {
-            "name": "restarted",
-            "task": {"kind": "classification", "max_length": 16},
-            "data": {"source": "stdlib_docstrings", "max_rows": 200, "max_held_out_rows": 16},
-            "model": {
-                "vocabulary_size": 500,
-                "config": {
-                    "hidden_size": 32,
-                    "intermediate_size": 64,
-                    "num_hidden_layers": 4,
-                    "num_attention_heads": 2,
-                },
-            },
-            "training": {
-                "rounds": rounds,
-                "local_steps": 2,
-                "mini_batch": 8,
-                "evaluate_every": 0,
-                "replicate_every": 2,
-            },
-            "schedule": {"strategy": "dssra", "num_micro_batches": 4, "silence_seconds": 60},
-        }
-    )
-
-
 def run(directory: Path, rounds: int, *, resume: bool) -> list[RoundDecision]:
+    job = make_job(
+        directory / "data",
+        name="restarted",
+        num_blocks=4,
+        devices_per_cluster=2,
+        training={"rounds": rounds, "replicate_every": 2},
+        schedule={"strategy": "dssra"},
+    )
     with (
         LocalTestbed([DEVICES], directory, emulation=EMULATION) as testbed,
         testbed.client() as client,
     ):
-        job_id = client.submit(make_job(rounds), resume=resume)
+        job_id = client.submit(job, resume=resume)
         *_, event = client.watch(job_id)
         assert event.status.num_rounds_committed == rounds, event.status.message
         decisions = []
