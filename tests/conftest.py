@@ -78,7 +78,9 @@ class _Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
-    config.option.loadscopereorder = False  # It would begin with the files that have the most tests.
+    config.option.loadscopereorder = (
+        False  # It would begin with the files that have the most tests.
+    )
     return _Scheduling(config, log)
 
 
