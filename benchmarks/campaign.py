@@ -1,11 +1,11 @@
-"""Runs what takes hours, and records when each part last passed, at which commit.
+"""Runs the checks that take hours. Records the last run of each part, its commit, and whether it passed.
 
     make campaign                                        every part
     make campaign PARTS="chaos exactness"                some parts
-    python -m benchmarks.campaign --check                refuses old records, as `.ci/run` does
+    python -m benchmarks.campaign --check                refuses old and failed records, as `.ci/run` does
 
 A part is a command. Its record has the commit, the time, the exit status and the last lines of the output. The records are in
-docs/campaign.json, from which `make docs` writes docs/campaign.md. A record is too old if what the part covers was changed
+docs/campaign.json and, to be read, in docs/campaign.md. A record is too old if what the part covers was changed
 more than 30 days after it.
 """
 
@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "campaign.json"
+CODE = ("benchmarks", "clients", "protos", "services", "tests")
 MOST_DAYS = 30
 NUM_CLOSING_LINES = 3
 
@@ -33,12 +34,10 @@ class Part:
     Args:
         command: Arguments of Python.
         covers: Files and folders whose change makes a record old.
-        needs: What the part needs beside the packages; empty if nothing.
     """
 
     command: str
-    covers: tuple[str, ...]
-    needs: str = ""
+    covers: tuple[str, ...] = ("services/collapipe",)
 
 
 @dataclass(frozen=True)
@@ -54,35 +53,26 @@ class Record:
     closing_lines: list[str]
 
 
-_SERVICES = ("services/collapipe",)
-_TRAINING = tuple(
-    f"services/collapipe/{package}"
-    for package in ("control_unit", "edge_server", "models", "stage_host", "stage_runtime", "tasks")
-)
-_LINKS = tuple(
-    f"services/collapipe/{package}"
-    for package in ("neighbour_streams", "rpc", "telemetry", "traffic_shaping")
-)
+_PYTEST = "-m pytest --quiet --no-skips"
 PARTS: Mapping[str, Part] = {
-    "exactness": Part("-m pytest --quiet tests/campaign/test_exactness.py", _TRAINING),
+    "exactness": Part(f"{_PYTEST} --capture=no tests/campaign/test_exactness.py"),
     "examples": Part(
-        "-m pytest --quiet -m hypothesis --hypothesis-profile campaign tests/unit", _SERVICES
+        f"{_PYTEST} --timeout 3600 -m hypothesis --hypothesis-profile campaign tests/unit"
     ),
-    "chaos": Part("-m benchmarks.chaos --runs 200", _SERVICES, "root"),
-    "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500", _SERVICES),
-    "soak": Part("-m benchmarks.soak --rounds 2000 --jobs 50", _SERVICES),
+    "chaos": Part("-m benchmarks.chaos --runs 200"),
+    "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500"),
+    "soak": Part("-m benchmarks.soak --rounds 2000 --jobs 50"),
     "load": Part(
         "-m benchmarks.load --hosts 1000 --seconds 1800", ("services/collapipe/scheduler",)
     ),
-    "growth": Part("-m pytest --quiet tests/campaign/test_growth.py", _SERVICES),
+    "growth": Part(f"{_PYTEST} tests/campaign/test_growth.py"),
     "rates": Part(
-        "-m pytest --quiet tests/campaign --ignore tests/campaign/test_exactness.py "
-        "--ignore tests/campaign/test_growth.py",
-        _LINKS,
-        "root, Prometheus and a kernel with netem",
+        f"{_PYTEST} tests/campaign --ignore tests/campaign/test_exactness.py "
+        "--ignore tests/campaign/test_growth.py"
     ),
-    "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "clients", "tests")),
+    "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "tests")),
 }
+"""As root, with the packages of `.ci/run`: a test that is skipped fails."""
 
 
 def read_records() -> dict[str, Record]:
@@ -94,7 +84,7 @@ def read_records() -> dict[str, Record]:
 
 def run_part(part: Part) -> Record:
     """Runs a part, and shows its output."""
-    began_at = time.monotonic()
+    commit, began_at = git("rev-parse", "HEAD"), time.monotonic()
     closing: deque[str] = deque(maxlen=NUM_CLOSING_LINES)
     line = [sys.executable, *part.command.split()]
     with subprocess.Popen(
@@ -107,9 +97,7 @@ def run_part(part: Part) -> Record:
                 closing.append(text.strip())
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     seconds = round(time.monotonic() - began_at)
-    return Record(
-        git("rev-parse", "HEAD"), now, seconds, part.command, process.returncode, list(closing)
-    )
+    return Record(commit, now, seconds, part.command, process.returncode, list(closing))
 
 
 def git(*arguments: str) -> str:
@@ -127,16 +115,20 @@ def mistake(
         changed_at: Time of the last commit that changed what the part covers.
         added_at: Time since which there is a campaign. A part that has never run counts from then on.
     """
-    remedy = f'run `make campaign PARTS="{name}"` and commit docs/campaign.json'
+    remedy = (
+        f'run `make campaign PARTS="{name}"` and commit docs/campaign.json and docs/campaign.md'
+    )
     if record is not None and record.exit_status:
         return f"part {name!r} ended with exit status {record.exit_status}: mend it, then {remedy}"
+    if record is not None and record.command != PARTS[name].command:
+        return f"the record of part {name!r} is of another command, {record.command!r}: {remedy}"
     ran_at = added_at if record is None else datetime.fromisoformat(record.ended_at)
     age = changed_at - ran_at
     if age > timedelta(days=MOST_DAYS):
-        ran = f"ran {age.days} days before" if record else "never ran until"
+        ran = "it last ran" if record else "the campaign was added, and it has never run"
         return (
-            f"part {name!r} {ran} the last change of what it covers, and a record may be {MOST_DAYS} days "
-            f"older: {remedy}"
+            f"the files that part {name!r} covers were changed {age.days} days after {ran} "
+            f"(limit: {MOST_DAYS} days): {remedy}"
         )
     return None
 
@@ -155,7 +147,7 @@ def check() -> int:
             refused.append(why)
         elif name not in records:
             print(f"part {name!r} has not run yet")
-    print("\n".join(refused or [f"no record of {len(PARTS)} parts is too old"]))
+    print("\n".join(refused or [f"none of {len(PARTS)} parts has a record that is too old"]))
     return 1 if refused else 0
 
 
@@ -166,10 +158,13 @@ def _time_of(unix_seconds: str) -> datetime:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="by default all")
-    parser.add_argument("--check", action="store_true", help="only refuse old records")
+    parser.add_argument("--check", action="store_true", help="only refuse old and failed records")
     options = parser.parse_args()
     if options.check:
         return check()
+    if changed := git("status", "--porcelain", "--", *CODE):
+        print(f"a record names a commit, but these files differ from it: commit them\n{changed}")
+        return 1
     failed = []
     for name in options.parts or PARTS:
         print(f"=== {name}", flush=True)
@@ -179,6 +174,7 @@ def main() -> int:
             {part: asdict(records[part]) for part in PARTS if part in records}, indent=2
         )
         RECORDS.write_text(text + "\n", encoding="utf-8")
+        subprocess.run([sys.executable, "docs/generate.py"], cwd=ROOT, check=True)
         if record.exit_status:
             failed.append(name)
     if failed:

@@ -94,7 +94,7 @@ def campaign_page() -> str:
     """Returns the page of the last campaign, from the records that benchmarks/campaign.py has written."""
     lines = [
         "# The last campaign\n",
-        "What takes hours runs by `make campaign`. This table has the last run of each part.\n",
+        "`make campaign` runs the checks that take hours. The table has the last run of each part. A part without a row has not run yet.\n",
         "| part | ended | commit | took | result | command |",
         "|---|---|---|---|---|---|",
     ]

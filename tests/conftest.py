@@ -1,5 +1,6 @@
 """Defines options and checks for all tests."""
 
+import itertools
 import os
 import subprocess
 from collections import Counter
@@ -8,14 +9,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 ALLOWED_REASONS = (
-    "needs a CUDA device",
-    # Debian has no suitable package of these two.
+    # Debian has no suitable package of these.
     "no kustomize 5 on this machine",
     "no npm on this machine",
     "atheris has no wheel for this machine",
@@ -29,7 +30,7 @@ SHARED_BY_FILES = {
         "integration/test_uploads.py",
     ),
 }
-"""What takes so long to start that files of tests share it. One worker process gets all tests of these files."""
+"""Resources that start slowly, so files of tests share them. One worker process gets all tests of these files."""
 LONGEST_FILES = (
     "containers/test_compose.py",
     *("faults/test_chaos.py", "faults/test_one_way_cut.py", "faults/test_fuzz.py"),
@@ -41,7 +42,7 @@ LONGEST_FILES = (
 )
 """Files that take minutes. They start first, because one that starts last leaves the other workers without tests."""
 
-# The machine may be busy, so examples have no deadline. The same commit always has the same examples, but for a campaign.
+# The machine may be busy, so examples have no deadline. Tests of the same commit draw the same examples. The campaign draws new ones.
 settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.register_profile("campaign", deadline=None, max_examples=300)
 settings.load_profile("quick")
@@ -62,7 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets variables of the environment, because test modules read them when they are imported."""
+    """Sets what test modules and fixtures need from the beginning."""
+    torch.set_num_threads(1)  # as in every service by default
+    for file in (*LONGEST_FILES, *itertools.chain(*SHARED_BY_FILES.values())):
+        if not (ROOT / "tests" / file).exists():
+            raise pytest.UsageError(f"tests/conftest.py names tests/{file}, which does not exist")
     os.environ["XDG_CONFIG_HOME"] = "/nonexistent"  # No test uses the contexts of the user.
     if data := config.getoption("--data"):
         os.environ["COLLAPIPE_DATA"] = str(Path(data).resolve())
@@ -79,7 +84,7 @@ class _Scheduling(LoadFileScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
     config.option.loadscopereorder = (
-        False  # It would begin with the files that have the most tests.
+        False  # xdist would begin with the files that have the most tests.
     )
     return _Scheduling(config, log)
 

@@ -111,3 +111,19 @@ def run_jobs(testbed: LocalTestbed, folder: Path, jobs: int) -> Iterator[int]:
             *_, last = client.watch(client.submit(job))
             assert last.status.num_rounds_committed == 2, last.status.message
             yield number
+
+
+def check_flat(
+    early: dict[str, Held], late: dict[str, Held], allowed_bytes: int, allowed_handles: int
+) -> None:
+    """Checks that no process holds much more than before.
+
+    Args:
+        allowed_bytes: What the memory of a process may grow by.
+        allowed_handles: By how many descriptors, and by how many threads, a process may grow.
+    """
+    for name, held in late.items():
+        before = early[name]
+        assert held.memory_bytes - before.memory_bytes < allowed_bytes, (name, before, held)
+        assert held.descriptors - before.descriptors <= allowed_handles, (name, before, held)
+        assert held.threads - before.threads <= allowed_handles, (name, before, held)

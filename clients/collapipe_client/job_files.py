@@ -176,7 +176,7 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise InvalidInputError(f"{path}: is not a text in UTF-8 ({error}): {remedy}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InvalidInputError(f"{path}: is not valid TOML: {error}; mend this line") from error
+        raise InvalidInputError(f"{path}: is not valid TOML: {error}; correct the file") from error
     return document
 
 

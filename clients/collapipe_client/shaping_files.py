@@ -164,7 +164,7 @@ def _apply(
     named = {host for key in changes for host in LinkKey.parse(key).hosts}
     if unknown := sorted(named - set(hosts)):
         raise InvalidInputError(
-            f"the testbed has no {', '.join(unknown)}: name one of {', '.join(hosts) or 'no hosts'}"
+            f"the testbed has no {', '.join(unknown)}: name one of its hosts ({', '.join(hosts) or 'it has none'})"
         )
     return {key: link for key, link in {**links, **changes}.items() if link is not None}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from containers.compose_jobs import write_rows
 from containers.uml.guest import SHARED, need_uml
 from containers.uml.testbed import HOSTS, GuestTestbed, guest_testbed
@@ -132,14 +131,9 @@ def test_job_trains_over_shaped_links_to_the_losses_of_one_process(
 ) -> None:
     committed = [event for event in measured.events if event["event"] == "round_committed"]
     losses = [loss for event in committed for loss in event["summaries"][0]["losses"]]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        data = str(testbed.shared / "data")
-        job = load_job(write_job(tmp_path, "alone", "pipeline", ROUNDS, data), [], local=True)
-        assert losses == train_job(job).losses[0]
-    finally:
-        torch.set_num_threads(threads)
+    data = str(testbed.shared / "data")
+    job = load_job(write_job(tmp_path, "alone", "pipeline", ROUNDS, data), [], local=True)
+    assert losses == train_job(job).losses[0]
 
 
 def test_prometheus_has_the_goodput_of_every_used_link(

@@ -40,7 +40,7 @@ def command(hosts: TwoHosts, verb: str, *arguments: str, code: int = 0) -> dict[
 
 
 def test_shaped_link_is_slower_than_without_a_profile(hosts: TwoHosts) -> None:
-    """A busy machine makes a link slower, but never faster. Without the shaper, these limits are exceeded by far."""
+    """A busy machine can only lower the rate and lengthen the round trip. The last check has a large margin."""
     command(hosts, "shape", "near", "none", "--rate", "4mbit", "--delay", "40ms")
     assert hosts.send("near", 40e6, 1000, FRAME_BYTES).rate_bps < 8e6
     assert hosts.round_trip_seconds() > 0.075

@@ -11,7 +11,7 @@ from benchmarks.mutants import read_mutants
 
 ROOT = Path(__file__).parents[2]
 RAN_AT = datetime(2030, 1, 1, tzinfo=timezone.utc)
-PASSED = Record("abc", RAN_AT.isoformat(), 60.0, "-m benchmarks.chaos", 0, ["all passed"])
+PASSED = Record("abc", RAN_AT.isoformat(), 60.0, PARTS["chaos"].command, 0, ["all passed"])
 
 
 @pytest.mark.parametrize("record", [PASSED, None])
@@ -24,9 +24,12 @@ def test_record_is_refused_if_what_it_covers_changed_more_than_30_days_later(
     assert refusal and "'chaos'" in refusal and 'PARTS="chaos"' in refusal
 
 
-def test_record_of_a_failed_part_is_refused() -> None:
+def test_record_of_a_failed_part_or_of_another_command_is_refused() -> None:
     refusal = mistake("chaos", replace(PASSED, exit_status=3), RAN_AT, RAN_AT)
     assert refusal and "3" in refusal
+    shorter = "-m benchmarks.chaos --runs 3"
+    refusal = mistake("chaos", replace(PASSED, command=shorter), RAN_AT, RAN_AT)
+    assert refusal and shorter in refusal
 
 
 @pytest.mark.parametrize("name", PARTS)

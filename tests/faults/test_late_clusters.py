@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from integration.running import FinishedJob
 from killed_processes import kill
 from reference.comparison import first_difference
@@ -62,7 +61,6 @@ def test_rounds_without_a_late_cluster_are_repeated_bit_for_bit_after_a_kill(
     late = late_clusters(run, job.training.rounds)
     assert committed_before.items() <= late.items()
     finished = FinishedJob(job, run.job_id, run.state)
-    torch.set_num_threads(1)  # as in the services
     assert first_difference(train_job(job, late).weights, finished.weights()) is None
 
 

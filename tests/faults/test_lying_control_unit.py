@@ -1,7 +1,6 @@
 """Tests that a control unit that lies about its rounds harms its own contribution only, and is named."""
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,7 +121,6 @@ def test_job_that_needs_all_clusters_ends_and_names_the_liar(
     testbed: TestbedWithLiar, tmp_path: Path, lie: str, num_attempts: int
 ) -> None:
     job = job_of_three(tmp_path, f"all-{lie.replace(' ', '-')}", 4)
-    started = time.monotonic()
     testbed.lie(lie, 1, 2, 3)
     run = run_interrupted(testbed, job, limit_seconds=300)
     assert run.final_state == JOB_STATE_FAILED
@@ -131,4 +129,3 @@ def test_job_that_needs_all_clusters_ends_and_names_the_liar(
         incident for incident in run.incidents if incident.code == INCIDENT_CODE_ATTEMPT_FAILED
     ]
     assert len(failed) == num_attempts - 1, run.incidents
-    assert time.monotonic() - started < 240

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from integration.running import FinishedJob
 from killed_processes import kill, restart
 from reference.comparison import first_difference
@@ -116,7 +115,6 @@ def test_masked_private_average_equals_the_reference_for_any_placement_and_after
     secrets = [
         (run.directory(f"control-unit-{index}") / "noise-secret").read_bytes() for index in range(3)
     ]
-    torch.set_num_threads(1)  # as in the services
     expected = train_job(job, noise_secrets=secrets).weights
     assert first_difference(expected, finished.weights()) is None
     with testbed.client() as client:

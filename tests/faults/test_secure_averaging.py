@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from integration.running import FinishedJob
 from killed_processes import kill, restart
 from reference.comparison import first_difference
@@ -45,5 +44,4 @@ def test_rounds_are_repeated_bit_for_bit_with_new_masks_after_a_kill(
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     assert len(run.attempts) > 1
     finished = FinishedJob(job, run.job_id, run.state)
-    torch.set_num_threads(1)  # as in the services
     assert first_difference(train_job(job).weights, finished.weights()) is None

@@ -47,6 +47,7 @@ def test_job_goes_on_although_a_process_freezes_and_wakes_up(
     finally:
         if frozen:
             wake_up()
+    assert frozen, "the moment at which the process freezes never came"
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     if victim != "scheduler":
         # On a busy machine the round may be past its steps when the edge server stops, and the other cluster may not have

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from collapipe.emulation.emulation_file import Emulation
 from collapipe_client import Device, LocalTestbed
@@ -11,7 +10,7 @@ from collapipe_client import Device, LocalTestbed
 
 @pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
-    """A testbed of 4, 2, 2, 1 and 2 devices. The first ones have speeds, and those of the last two clusters little memory."""
+    """A testbed of 4, 2, 2, 1 and 2 devices. Those of the first have other speeds, those of the last two little memory."""
     devices = [Device(speed=speed) for speed in (1, 2, 4, 0.1)]
     clusters = [devices, [Device()] * 2, [Device()] * 2, [Device(memory_bytes=1000)]]
     clusters.append([Device(speed=1000.0, memory_bytes=180_000)] * 2)
@@ -27,12 +26,3 @@ def emulated_testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local
     with LocalTestbed([2, 2, 2], folder, emulation=Emulation()) as testbed:
         testbed.wait_until_registered()
         yield testbed
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Makes torch compute in one thread, as it does in every service by default."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

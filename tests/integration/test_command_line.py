@@ -1,4 +1,4 @@
-"""What only the program itself shows: terminals, pipes, signals and shells. Other tests run commands in their own process."""
+"""What only the program itself shows: terminals, pipes, signals and shells. Other tests call the commands within pytest."""
 
 import json
 import os

@@ -46,7 +46,7 @@ def job_with_deadline(
 
 
 def run_with_a_slow_cluster(testbed: LocalTestbed, job: JobConfig, times: int = 2) -> FinishedJob:
-    """Runs a job. From the second round on, cluster 1 is slow until it was late so many times."""
+    """Runs a job. From the second round on, cluster 1 is slow until it was late `times` times."""
     num_late = 0
 
     def on_event(event: Any) -> None:

@@ -46,7 +46,7 @@ sys.exit(3) if sys.argv[1] == "ends" else signal.pause()
 
 @pytest.fixture
 def behaviours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Replaces services by small processes. Their behaviour is "serves", unless it says that one "dies"."""
+    """Replaces services by small processes. Each one serves, unless the test gives it another behaviour."""
     script = tmp_path / "process.py"
     script.write_text(_PROCESS, encoding="utf-8")
     chosen: dict[str, str] = {}

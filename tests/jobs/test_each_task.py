@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from integration.exactness import check_equals_reference
 from integration.running import run_job
 from reference.tiny_jobs import make_job
@@ -28,7 +27,6 @@ JOBS: dict[str, dict[str, Any]] = {
 def test_job_of_each_task_equals_one_process(
     testbed: LocalTestbed, tmp_path: Path, kind: str
 ) -> None:
-    torch.set_num_threads(1)  # as in every service
     training = {"evaluate_every": 1, **JOBS[kind].get("training", {})}
     options = {**JOBS[kind], "training": training}
     job = make_job(tmp_path, kind=kind, devices_per_cluster=2, **options)

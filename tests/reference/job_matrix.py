@@ -1,6 +1,6 @@
-"""The settings that may change how a job is computed, and a small set of jobs that has each pair of them.
+"""The settings that may change how a job is computed, and a small set of jobs in which each pair of their values occurs.
 
-A job for each combination would be millions. Faults of one setting, or of two together, show in the pairs.
+All combinations would be millions of jobs. The pairs show faults that need one or two settings.
 """
 
 import itertools
@@ -19,7 +19,7 @@ FACTORS: Mapping[str, tuple[Any, ...]] = {
     "devices": (1, 2, 4),
     "moved": (False, True),
     "clusters": (1, 3),
-    "lora": (None, "all", "middle"),
+    "lora": (None, "all", "middle", "embedding", "saved"),
     "base": ("float32", "bfloat16", "float16", "nf4"),
     "half_blocks": (False, True),
     "slices": (1, 3),
@@ -41,6 +41,7 @@ _TASKS = {
     **dict.fromkeys(("marian", "bart"), ("translation",)),
 }
 _LANGUAGE_TASKS = ("causal_lm", "instruction")
+_EMBED_TOKENS = ("llama", "mistral", "qwen2", "qwen3")
 _DROPOUTS = {
     **dict.fromkeys(("bert", "roberta"), ("hidden_dropout_prob", "attention_probs_dropout_prob")),
     "distilbert": ("dropout", "attention_dropout", "seq_classif_dropout"),
@@ -66,12 +67,24 @@ RULES = (
         lambda family, task: task in _TASKS.get(family, _LANGUAGE_TASKS),
     ),
     Rule(
-        "only LoRA leaves weights frozen, which may have another type",
+        "without LoRA, all weights are trained, which needs float32",
         ("lora", "base"),
         lambda lora, base: lora is not None or base == "float32",
     ),
     Rule(
-        "families for classification and NER train modules as a whole, which needs fp32 or 4 bits beside fp32",
+        "only some families name their embedding embed_tokens, and only gpt2 its last layer ln_f",
+        ("family", "lora"),
+        lambda family, lora: {"embedding": family in _EMBED_TOKENS, "saved": family == "gpt2"}.get(
+            lora, True
+        ),
+    ),
+    Rule(
+        "LoRA also trains whole modules here, and a base of 16 bits does not allow that",
+        ("lora", "base"),
+        lambda lora, base: lora != "saved" or base not in ("bfloat16", "float16"),
+    ),
+    Rule(
+        "with classification and NER, LoRA also trains whole modules, and a base of 16 bits does not allow that",
         ("task", "base"),
         lambda task, base: (
             task not in ("classification", "ner") or base not in ("bfloat16", "float16")
@@ -102,7 +115,7 @@ RULES = (
         ),
     ),
     Rule(
-        "only models with an output layer can freeze their embedding and its copy",
+        "only language models can freeze their embedding",
         ("task", "freeze_embeddings"),
         lambda task, freeze: not freeze or task in _LANGUAGE_TASKS,
     ),
@@ -137,7 +150,7 @@ def pairs_of(case: Case) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
 
 
 def complete(case: Case, missing: Iterable[Any] = ()) -> dict[str, Any] | None:
-    """Gives each other factor a level, so that no rule forbids the case. Returns `None` if that is impossible.
+    """Chooses a level for every factor that the case lacks, so that no rule forbids it. Returns `None` if that is impossible.
 
     Args:
         case: The levels that are given.
@@ -161,19 +174,24 @@ def complete(case: Case, missing: Iterable[Any] = ()) -> dict[str, Any] | None:
 
 
 def pairwise() -> list[dict[str, Any]]:
-    """Makes cases that have each pair of levels that the rules allow. It makes the same cases each time."""
-    missing = dict.fromkeys(
-        all_pairs()
-    )  # a dictionary, because a set has another order in each process
+    """Makes cases that have each pair of levels that the rules allow. It makes the same cases each time.
+
+    Jobs with slices are compared less strictly. So all other pairs occur in cases without slices.
+    """
     cases = []
-    while missing:
-        pair = next(iter(missing))
-        case = complete(dict(pair), missing)
-        del missing[pair]
-        if case is not None:
-            cases.append(case)
-            for made in pairs_of(case):
-                missing.pop(made, None)
+    for slices in FACTORS["slices"]:
+        # A dictionary, because a set has another order in each process
+        missing = dict.fromkeys(
+            pair for pair in all_pairs() if dict(pair).get("slices", FACTORS["slices"][0]) == slices
+        )
+        while missing:
+            pair = next(iter(missing))
+            case = complete({"slices": slices, **dict(pair)}, missing)
+            del missing[pair]
+            if case is not None:
+                cases.append(case)
+                for made in pairs_of(case):
+                    missing.pop(made, None)
     return cases
 
 
@@ -201,7 +219,8 @@ def arguments(case: Case) -> dict[str, Any]:
         schedule["in_flight"] = 1
     if cut != "equal" or case["moved"]:
         segments = _segments(cut, num_hosts, num_segments)
-        rows = [segments, _moved(segments)] if case["moved"] else [segments]
+        moved = _without_ends(segments) if cut == "every host" else _moved(segments)
+        rows = [segments, moved] if case["moved"] else [segments]
         schedule |= {"strategy": "manual", "segments": rows}
     return {
         "family": case["family"],
@@ -248,6 +267,14 @@ def _moved(segments: list[int]) -> list[int]:
     return moved
 
 
+def _without_ends(segments: list[int]) -> list[int]:
+    """Moves all blocks of the first and of the last host to their neighbours."""
+    first, *middle, last = segments
+    middle[0] += first
+    middle[-1] += last
+    return [0, *middle, 0]
+
+
 def _model_config(case: Case) -> dict[str, Any]:
     names = _DROPOUTS.get(case["family"], ("attention_dropout",))
     if case["family"] == "distilbert" and case["task"] == "ner":
@@ -265,8 +292,12 @@ def _lora(level: str | None) -> dict[str, Any] | None:
         return None
     if level == "all":
         return {"r": 2, "target_modules": "all-linear", "lora_dropout": 0.1, "use_rslora": True}
+    if level == "embedding":
+        return {"target_modules": ["q_proj", "v_proj", "embed_tokens"], "lora_dropout": 0.1}
+    if level == "saved":
+        return {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "modules_to_save": ["ln_f"]}
     attention = r"(query|q_lin|q_proj|c_attn)"
     return {
         "target_modules": rf".*(layer|layers|h)\.[12]\..*{attention}",
-        "averaging": "product",  # of the two factors, instead of each factor
+        "averaging": "product",  # averages the product of the matrices A and B, not each matrix
     }

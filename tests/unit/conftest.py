@@ -40,14 +40,6 @@ def _no_fsync() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def emulation(tmp_path: Path) -> ChangingEmulation:
     return ChangingEmulation(tmp_path / "emulation.json")

@@ -1,4 +1,6 @@
-"""Reads every error that the code raises. Its message must name a value, and tell people what to do.
+"""Reads every error that the code raises. A message for people must name a remedy or a limit.
+
+A message between programs must name a value or a remedy.
 
 Other tests do not repeat the sentences: they check the type, the setting or the host, and the value.
 """
@@ -194,7 +196,7 @@ def test_error_between_programs_names_a_value_or_a_remedy(error: str) -> None:
         for one in ALL
         if one.error == error and "<" not in one.message and not REMEDY.search(one.message)
     ]
-    assert without == []
+    assert without == [], "each message needs a value or a remedy"
 
 
 def test_every_kind_of_error_is_read() -> None:

@@ -165,8 +165,8 @@ def read_chain(data: bytes) -> Chain:
         raise InvalidInputError(f"not certificates in PEM ({error})") from None
     if len(found) != 2:
         raise InvalidInputError(
-            f"{len(found)} certificates instead of 2, that of the holder and that of its issuing authority; older versions of "
-            "CollaPipe made 1: issue it again with `collapipe certs issue`"
+            f"there must be 2 certificates, the holder's and its issuing authority's, not {len(found)} (older versions of "
+            "CollaPipe made 1): issue the certificate again with `collapipe certs issue`"
         )
     return Chain(*found)
 

@@ -81,7 +81,7 @@ def _check(
         ) from None
     if identity is None or not isinstance(key, ec.EllipticCurvePublicKey):
         raise NotPermittedError(
-            f"{kind} is signed with a certificate without a role: issue it again with `collapipe certs issue`"
+            f"{kind} is signed with a certificate without a role: issue that certificate again with `collapipe certs issue`"
         )
     if identity.role is not role:
         raise NotPermittedError(f"{identity} has signed {kind}, but only a {role.value} may")
@@ -89,8 +89,7 @@ def _check(
         key.verify(signature, _with_context(data, kind), _ALGORITHM)
     except InvalidSignature:
         raise NotPermittedError(
-            f"{kind} has no valid signature of {identity}: somebody has changed it, or made it up, so "
-            "look for the host that sent it"
+            f"the signature of {identity} does not fit {kind}, which was changed or forged: find the host that sent it"
         ) from None
     return HolderCertificate(identity, chain)
 

@@ -196,7 +196,7 @@ class PushedUnits:
                 averaged = average.result()
             except futures.CancelledError:
                 raise WrongStateError(
-                    "a newer attempt has begun while this one committed: end this one"
+                    "a newer attempt began while this one committed: end the older attempt"
                 ) from None
             for cluster, digest in zip(clusters, averaged.cluster_digests, strict=True):
                 if cluster.units[position].weights_digest != digest:

@@ -167,7 +167,7 @@ def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> di
             tensors[name] = tensor.to(adapter.base_dtype) if tensor.is_floating_point() else tensor
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise NotFoundError(
-            f"{directory} cannot be read: {error}; check the path and its permissions"
+            f"{directory} cannot be read: {error}; check the path and its permissions, or copy the directory again"
         ) from error
     return tensors
 

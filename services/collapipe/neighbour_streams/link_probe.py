@@ -55,7 +55,7 @@ class LinkServicer(link_pb2_grpc.LinkServiceServicer):
         """Measures the link to another host without the limits of a plan."""
         if not request.host_id or not _ADDRESS.fullmatch(request.address):
             raise InvalidInputError(
-                f"a link is measured to a host and its address, a host:port, not to {request.host_id!r} at {request.address!r}: give both"
+                f"cannot measure a link to host {request.host_id!r} at address {request.address!r}: give a host id, and an address of the form host:port"
             )
         link = self._links.link_to(request.host_id, request.address)
         stub = link_pb2_grpc.LinkServiceStub(self._channels.channel(request.address))

@@ -34,7 +34,7 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
     texts = host.host_id, host.address, host.incarnation
     if not (all(texts) and host.role):
         raise InvalidInputError(
-            "a registration without a host id, a role, an address or an incarnation: give all four"
+            f"host {host.host_id!r} at {host.address!r} registers without a host id, a role, an address or an incarnation: give all four"
         )
     if any(len(text) > _MOST_CHARACTERS for text in (*texts, host.metrics_address)):
         raise InvalidInputError(

@@ -231,7 +231,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._changed.notify_all()
         if runner is None:
             raise NotFoundError(
-                f"job {job_id} is not running, so it cannot be cancelled: `collapipe jobs list` lists the jobs"
+                f"job {job_id} is neither queued nor running, so it cannot be cancelled: `collapipe jobs list` lists the jobs"
             )
         if was_queued:
             runner.cancel_queued("the job was cancelled")

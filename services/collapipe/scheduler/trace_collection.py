@@ -78,7 +78,7 @@ def _messages_of_host(
 ) -> Iterator[Message]:
     if status is None:
         raise NotFoundError(
-            f"{host_id} has not registered since the scheduler started: start it, or ask for another round"
+            f"{host_id} has not registered since the scheduler started: start {host_id}, or trace a round in which it took no part"
         )
     if not status.alive:
         raise PeerLostError(host_id, f"{host_id} sends no heartbeats: start it again")

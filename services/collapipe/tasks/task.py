@@ -215,7 +215,7 @@ class Task(ABC, Generic[E]):
     def answer(self, question: E, prediction: Tensor) -> str:
         """Returns the answer that is made of labels, given what `Head.predict` returned for the question."""
         raise WrongStateError(
-            "the answers of this task are generated token by token: use a generator"
+            "the answers of this task are generated token by token: call answer_stream instead"
         )
 
     def answer_stream(self, question: E) -> Callable[[int], str]:

@@ -1,4 +1,4 @@
-"""Programs of others accept the files of deploy/: systemd-analyze, docker-compose, promtool and pip-audit."""
+"""systemd-analyze, docker-compose and promtool accept the files of deploy/, and the audit finds a vulnerable version."""
 
 import importlib.util
 import json

@@ -111,3 +111,17 @@ def test_stage_is_left_if_the_round_ends_before_the_abort_has_reached_it(host: S
     assert host.has_begun.wait(SECONDS)
     pipeline.abort(CancelledError("the job was cancelled"))
     assert host.is_left.wait(SECONDS)
+
+
+def test_host_whose_own_session_broke_is_blamed_in_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    noticed, own = PeerLostError("dead", "its neighbour waits"), PeerLostError("dead", "it broke")
+    pipeline = ClusterPipeline.__new__(ClusterPipeline)
+    neighbour = SimpleNamespace(host_id="neighbour", failure=noticed)
+    dead = SimpleNamespace(host_id="dead", failure=own)
+    vars(pipeline).update(_aborted=noticed, _remotes=[neighbour, dead])
+    assert pipeline.failure_cause(noticed) is own
+    vars(pipeline).update(_remotes=[neighbour])
+    assert pipeline.failure_cause(noticed) is noticed
