@@ -527,7 +527,7 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
     stages = configure.plan.stages
     if configure.stage_index >= len(stages):
         raise InvalidInputError(
-            f"stage {configure.stage_index} does not exist in a plan of {len(stages)} stages: count them from 0"
+            f"stage {configure.stage_index} does not exist: it must be less than the number of stages of the plan, {len(stages)}"
         )
     stage = stages[configure.stage_index]
     units = [state.unit_index for state in configure.units]
