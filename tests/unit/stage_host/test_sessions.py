@@ -111,7 +111,7 @@ def settings(**values: Any) -> ConfigureStage:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda it: it.MergeFrom(ConfigureStage(stage_index=2)), "stage 2 .* 2 stages"),
+        (lambda it: it.MergeFrom(ConfigureStage(stage_index=2)), "stage 2 .* plan, 2"),
         (lambda it: it.units.pop(), r"units 1 to 4,.*\[1, 2, 3\]"),
         (lambda it: it.sources.pop(), "stage 1 .* 3 of its 4 units"),
         (lambda it: it.plan.stages[1].ClearField("in_flight"), "stage 1 .*window of 0"),
