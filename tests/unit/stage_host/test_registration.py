@@ -186,11 +186,13 @@ def test_host_deletes_what_the_scheduler_has_deleted_and_a_job_in_use_later(
     for job_id in ("used", "old", "kept"):
         stores.store(job_id)
     scheduler.deleted = ["unknown", "../kept", "used", "old"]
+    use = stores.using("used")
+    use.__enter__()  # before the host registers, which deletes at once
     with registered(scheduler, stores):
-        with stores.using("used"):
-            stores.wait_for("old", deleted=True)
-            stores.wait_for("used", deleted=False)
-            assert stores.directory("used").exists()
+        stores.wait_for("old", deleted=True)
+        stores.wait_for("used", deleted=False)
+        assert stores.directory("used").exists()
+        use.__exit__(None, None, None)
         stores.wait_for("used", deleted=True)
         stores.store("new")
         scheduler.deleted = [*scheduler.deleted, "new"]
