@@ -157,7 +157,7 @@ def test_host_without_the_service_is_refused(pair: Pair) -> None:
 def test_probe_without_a_host_or_an_address_is_refused(
     pair: Pair, host_id: str, address: str
 ) -> None:
-    with pytest.raises(InvalidInputError, match=f"'{host_id}' at '{address}'"):
+    with pytest.raises(InvalidInputError, match=f"'{host_id}' at address '{address}'"):
         pair.measure(host_id, address)
 
 

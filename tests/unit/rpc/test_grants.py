@@ -246,9 +246,9 @@ def test_grant_that_the_scheduler_has_not_signed_is_refused(
     for wrong, reason in (
         (SignedGrant(), "no certificate"),
         (SignedGrant(grant=signed.grant), "no certificate"),
-        (SignedGrant(grant=signed.grant, certificate=signed.certificate), "no valid signature"),
-        (changed, "no valid signature of scheduler:scheduler"),
-        (as_tls, "no valid signature"),
+        (SignedGrant(grant=signed.grant, certificate=signed.certificate), "signature of"),
+        (changed, "signature of scheduler:scheduler"),
+        (as_tls, "signature of scheduler:scheduler"),
         (signed_by_files(authority.security(UNIT)), f"{UNIT} has signed"),
         (signed_by_files(others.security("scheduler:scheduler")), "issuing authority"),
         (signed_by_files(authority.expired("scheduler:late")), "not valid now"),

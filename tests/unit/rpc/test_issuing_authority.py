@@ -70,7 +70,7 @@ def test_issuing_authority_cannot_make_another_one(authority: Authority) -> None
     assert posing.certificate is not None
     posing.certificate.write_bytes(posing.certificate.read_bytes() + pki.pem(issuer))
     # A path length of 0 does not count authorities with the name of their issuer (RFC 5280, section 4.2.1.9), so TLS takes it.
-    with pytest.raises(NotPermittedError, match="3 certificates instead of 2"):
+    with pytest.raises(NotPermittedError, match="2 certificates, .* not 3 "):
         call(authority.security(SERVER), posing)
 
 
@@ -91,7 +91,7 @@ def test_certificate_file_of_an_older_version_is_refused_with_the_reason(fresh: 
     now = pki.utc_now()
     old = pki.build_certificate(pki.Identity.parse(DEVICE), [], key, by_root, now, now + DAY)
     device.certificate.write_bytes(pki.pem(old))
-    with pytest.raises(InvalidInputError, match="1 certificates instead of 2"):
+    with pytest.raises(InvalidInputError, match="2 certificates, .* not 1 "):
         Security.of(False, device.ca, device.certificate, device.key)
 
 
