@@ -203,7 +203,9 @@ def add_lora(model: PreTrainedModel, job: JobConfig) -> PreTrainedModel:
     """Adds LoRA as a user of `peft` would."""
     settings = job.model.lora
     assert settings is not None
-    classifier = ["classifier", "pooler"] if job.task.kind in ("classification", "ner") else []
+    # `peft` adapts no layer of this list, but it would adapt one that only ends with such a name.
+    labels = ("classification", "ner")
+    classifier = ["classifier", "pre_classifier", "pooler"] if job.task.kind in labels else []
     config = LoraConfig(
         r=settings.r,
         lora_alpha=settings.lora_alpha,
