@@ -63,10 +63,12 @@ def main() -> None:
 
 
 def all_work_around_the_cut(run: Run) -> bool:
-    """Returns whether the job has lost a device, has it back, and uses all devices without the cut link."""
-    is_back = "HOST_BACK" in run.codes() and len(run.attempts) > 1
+    """Returns whether an attempt has failed, a round is committed since, and all devices work without the cut link.
+
+    A device may count as lost until it is back, or only the link counts as cut. This depends on who notices it first.
+    """
     hosts = {stage.host_id for stage in run.plans[0].stages}
-    return is_back and hosts >= _DEVICES and not are_neighbours(run.plans[0])
+    return "RECOVERED" in run.codes() and hosts >= _DEVICES and not are_neighbours(run.plans[0])
 
 
 if __name__ == "__main__":
