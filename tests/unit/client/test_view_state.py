@@ -8,11 +8,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console, RenderableType
 
 from collapipe.unit_names import unit_words
-from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
+from collapipe.v1.job_pb2 import Evaluation, RoundProgress, RoundSummary, StageReport
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import (
     INCIDENT_CODE_HOST_LOST,
     JOB_STATE_PREPARING,
+    JOB_STATE_QUEUED,
     JOB_STATE_RUNNING,
     JOB_STATE_SUCCEEDED,
     WARNING_CODE_FLAT_LOSS,
@@ -114,6 +115,18 @@ def test_late_clusters_are_named_when_a_round_is_committed(late: list[int], word
     committed = RoundCommitted(num_rounds=1, round_seconds=12.5, late_clusters=late)
     lines = _lines(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))
     assert lines[-1] == f"round 1/2 committed in 12.5 s without {words}"
+
+
+def test_cluster_that_ended_early_is_told_with_its_steps_and_a_late_one_is_not() -> None:
+    summaries = [RoundSummary(local_steps=steps) for steps in (4, 2, 0)]
+    committed = RoundCommitted(num_rounds=1, late_clusters=[2], summaries=summaries)
+    event = WatchJobResponse(elapsed_seconds=9, round_committed=committed)
+    assert _view(_RUNNING, _STARTED, event).ended_early == ((1, 2, 4),)
+
+
+def test_job_that_waits_again_has_no_clusters() -> None:
+    assert _view(_RUNNING, _STARTED).clusters
+    assert not _view(_RUNNING, _STARTED, _status(JOB_STATE_QUEUED)).clusters
 
 
 def test_view_follows_a_job_to_its_end() -> None:
