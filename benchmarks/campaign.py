@@ -70,7 +70,7 @@ PARTS: Mapping[str, Part] = {
         f"{_PYTEST} tests/campaign --ignore tests/campaign/test_exactness.py "
         "--ignore tests/campaign/test_growth.py"
     ),
-    "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "tests")),
+    "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "clients", "tests")),
 }
 """As root, with the packages of `.ci/run`: a test that is skipped fails."""
 

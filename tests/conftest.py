@@ -42,7 +42,8 @@ LONGEST_FILES = (
 )
 """Files that take minutes. They start first, because one that starts last leaves the other workers without tests."""
 
-# The machine may be busy, so examples have no deadline. Tests of the same commit draw the same examples. The campaign draws new ones.
+# The machine may be busy, so examples have no deadline. Tests of the same commit draw the same examples.
+# The campaign draws new ones.
 settings.register_profile("quick", deadline=None, max_examples=25, derandomize=True, database=None)
 settings.register_profile("campaign", deadline=None, max_examples=300)
 settings.load_profile("quick")
@@ -83,9 +84,8 @@ class _Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _Scheduling:
-    config.option.loadscopereorder = (
-        False  # xdist would begin with the files that have the most tests.
-    )
+    # xdist would begin with the files that have the most tests.
+    config.option.loadscopereorder = False
     return _Scheduling(config, log)
 
 

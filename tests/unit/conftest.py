@@ -1,4 +1,4 @@
-"""Fixtures that several packages need: one thread for torch, vocabularies and a tiny BERT."""
+"""Fixtures that several packages need: no waiting for the disk, vocabularies and a tiny BERT."""
 
 import json
 import os

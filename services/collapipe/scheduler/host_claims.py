@@ -32,9 +32,11 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
         NotPermittedError: The name, the role, the cluster or an address is not in its certificate.
     """
     texts = host.host_id, host.address, host.incarnation
-    if not (all(texts) and host.role):
+    needed = ("a host id", "an address", "an incarnation", "a role")
+    given = (*texts, host.role)
+    if missing := [name for name, value in zip(needed, given, strict=True) if not value]:
         raise InvalidInputError(
-            f"host {host.host_id!r} at {host.address!r} registers without a host id, a role, an address or an incarnation: give all four"
+            f"host {host.host_id!r} at {host.address!r} registers without {', '.join(missing)}: a host needs {', '.join(needed)}"
         )
     if any(len(text) > _MOST_CHARACTERS for text in (*texts, host.metrics_address)):
         raise InvalidInputError(

@@ -1,7 +1,7 @@
 import logging
 import queue
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,17 +186,17 @@ def test_host_deletes_what_the_scheduler_has_deleted_and_a_job_in_use_later(
     for job_id in ("used", "old", "kept"):
         stores.store(job_id)
     scheduler.deleted = ["unknown", "../kept", "used", "old"]
-    use = stores.using("used")
-    use.__enter__()  # before the host registers, which deletes at once
-    with registered(scheduler, stores):
-        stores.wait_for("old", deleted=True)
-        stores.wait_for("used", deleted=False)
-        assert stores.directory("used").exists()
-        use.__exit__(None, None, None)
-        stores.wait_for("used", deleted=True)
-        stores.store("new")
-        scheduler.deleted = [*scheduler.deleted, "new"]
-        stores.wait_for("new", deleted=True)
+    with ExitStack() as use:
+        use.enter_context(stores.using("used"))  # first, because a registered host deletes at once
+        with registered(scheduler, stores):
+            stores.wait_for("old", deleted=True)
+            stores.wait_for("used", deleted=False)
+            assert stores.directory("used").exists()
+            use.close()
+            stores.wait_for("used", deleted=True)
+            stores.store("new")
+            scheduler.deleted = [*scheduler.deleted, "new"]
+            stores.wait_for("new", deleted=True)
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["kept"]
     assert "'../kept'" in caplog.text
 
