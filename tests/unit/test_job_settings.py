@@ -1,4 +1,4 @@
-"""Codecs that a job may choose, and jobs that `averaging.secure` does not allow."""
+"""Settings of a job that contradict each other, and codecs that it may choose."""
 
 from typing import Any, get_args
 
@@ -33,6 +33,14 @@ def job(**sections: Any) -> JobConfig:
 def test_job_that_masks_cannot_serve_is_refused(sections: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidInputError, match=named):
         job(**sections)
+
+
+def test_number_of_micro_batches_divides_the_mini_batch() -> None:
+    # The rows that are left over would be in no step.
+    with pytest.raises(
+        InvalidInputError, match=r"num_micro_batches is 4, .* \(6\).*\[1, 2, 3, 6\]"
+    ):
+        job(training={"mini_batch": 6}, schedule={"num_micro_batches": 4})
 
 
 @pytest.mark.parametrize(

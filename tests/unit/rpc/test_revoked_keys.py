@@ -10,7 +10,7 @@ import pytest
 
 from collapipe.errors import NotPermittedError
 from collapipe.rpc import Security, check_session, sign_grant, to_error
-from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
+from collapipe.v1.enrollment_pb2 import RevokedIssuers, SignedRevokedKeys
 from collapipe.v1.plan_pb2 import Attempt, Grant, Plan
 from collapipe.v1.stage_pb2 import ConfigureStage
 
@@ -92,6 +92,12 @@ def test_list_that_the_authority_has_not_signed_is_refused(
         SignedRevokedKeys(keys=own.keys, signature=foreign.signature),
         SignedRevokedKeys(keys=own.keys + b"\x08\x09", signature=own.signature),
         SignedRevokedKeys(keys=own.keys),
+        SignedRevokedKeys(
+            keys=own.keys,
+            signature=own.signature,
+            issuer=own.issuer,
+            revoked_issuers=RevokedIssuers(sha256=[bytes(32)]).SerializeToString(),
+        ),
     ):
         with pytest.raises(NotPermittedError, match="not signed"):
             server.learn_revoked(signed)

@@ -153,9 +153,11 @@ def test_repeated_round_without_a_late_cluster_needs_all_others() -> None:
     assert np.array_equal(unmasked_sum(clusters, [0, 2]), VALUES[0] + VALUES[2])
 
 
-@pytest.mark.parametrize("chosen", [[0], [1, 2]])
-def test_too_few_keys_or_keys_without_ones_own_are_refused(chosen: list[int]) -> None:
-    clusters = {i: ClusterMasks(NAME, i, 3, 2) for i in range(3)}
+@pytest.mark.parametrize(("num_clusters", "chosen"), [(3, [0]), (3, [1, 2]), (4, [0, 1])])
+def test_too_few_keys_or_keys_without_ones_own_are_refused(
+    num_clusters: int, chosen: list[int]
+) -> None:
+    clusters = {i: ClusterMasks(NAME, i, num_clusters, 2) for i in range(num_clusters)}
     public = keys_of(clusters)
     with pytest.raises(InvalidInputError, match="mask|cluster 0"):
         clusters[0].share({i: public[i] for i in chosen})

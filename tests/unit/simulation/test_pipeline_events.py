@@ -98,7 +98,8 @@ def test_heads_on_one_processor_take_turns() -> None:
     assert [run.seconds for run in apart] == [12.0] * 3
 
 
-@pytest.mark.parametrize("seed", range(30))
+# With seeds 107 and 248, the time depends on which of two passes that are possible runs first.
+@pytest.mark.parametrize("seed", [*range(30), 107, 248])
 def test_random_pipeline_takes_as_long_as_with_the_rule_of_real_stages(seed: int) -> None:
     rng = random.Random(seed)
     num_stages, num_micro_batches = rng.randint(2, 6), rng.randint(1, 9)

@@ -19,6 +19,7 @@ from collapipe.traffic_shaping.outgoing_links import LinkShare
 from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
 from collapipe.v1.blob_pb2_grpc import BlobServiceServicer, add_BlobServiceServicer_to_server
 from collapipe.v1.plan_pb2 import SessionSettings, UnitState
+from collapipe.v1.secure_aggregation_pb2 import UnitMasks
 from collapipe.v1.stage_pb2 import ConfigureStage, FinishRound, RunStageRequest
 from collapipe.weights.transfer import fetch_blob
 
@@ -150,6 +151,17 @@ def test_session_begins_with_its_only_configuration(host: StageHost) -> None:
     session = host.ready()
     session.send(RunStageRequest(configure=session.configure))
     assert "configure" in session.expect("failed").failed.message
+
+
+def test_masked_round_without_the_masks_of_a_unit_pushes_nothing(host: StageHost) -> None:
+    configure = host.configure()
+    configure.is_masked = True
+    session = host.open(configure)
+    session.expect("configured")
+    finish = FinishRound(num_samples=1, total_samples=2)
+    finish.masks.extend(UnitMasks(unit_index=unit, added=[bytes(32)]) for unit in host.units[1:])
+    session.send(RunStageRequest(finish=finish))
+    assert str(host.units[1:]) in session.expect("failed").failed.message
 
 
 # --- attempts that are not newer

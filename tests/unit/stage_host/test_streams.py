@@ -142,6 +142,18 @@ def test_stream_of_another_attempt_is_refused_and_changes_nothing(
     train(session, host.stream(session.configure))
 
 
+def test_stream_to_the_first_stage_is_refused(host: StageHost) -> None:
+    configure = host.configure()
+    del configure.plan.stages[0]
+    configure.stage_index = 0
+    session = host.open(configure)
+    session.expect("configured")
+    opening = OpenLink(attempt=configure.attempt, cluster_index=CLUSTER)
+    with pytest.raises(WrongStateError, match="stage 0"):
+        NeighbourStream(host, opening).receive()
+    session.close()
+
+
 def test_second_stream_is_refused_and_the_first_continues(
     host: StageHost, session: Session, stream: NeighbourStream
 ) -> None:

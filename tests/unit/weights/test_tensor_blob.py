@@ -1,5 +1,6 @@
 import contextlib
 import hashlib
+import io
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from collapipe.errors import CollapipeError, CorruptDataError, InvalidInputError
-from collapipe.weights.tensor_blob import TensorBlob, load_tensors
+from collapipe.weights.tensor_blob import TensorBlob, load_tensors, read_layout
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool]
 
@@ -72,6 +73,15 @@ def test_type_that_is_not_stored_is_refused_by_name() -> None:
 def test_random_bytes_raise_only_errors_of_collapipe(data: bytes) -> None:
     with contextlib.suppress(CollapipeError):
         load_tensors(data)
+
+
+def test_header_whose_tensors_overlap_or_leave_a_gap_is_corrupt() -> None:
+    data = save({"first": torch.zeros(4), "second": torch.ones(4)})
+    assert len(read_layout(io.BytesIO(data)).tensors) == 2
+    for begin, end in ((12, 28), (20, 36)):
+        other = data.replace(b"[16,32]", f"[{begin},{end}]".encode())
+        with pytest.raises(CorruptDataError, match="'second'"):
+            read_layout(io.BytesIO(other))
 
 
 @pytest.mark.parametrize("length", [0, 7, 40, -1])

@@ -235,6 +235,18 @@ def test_more_bytes_than_announced_are_refused_as_they_arrive(
     assert ended.wait(LIMIT_SECONDS)
 
 
+def test_empty_pieces_are_refused_because_they_could_go_on_for_ever(
+    channels: ChannelPool, start: Start
+) -> None:
+    def empty(offset: int) -> Iterator[FetchBlobResponse]:
+        yield FetchBlobResponse(total_bytes=len(DATA))
+        yield FetchBlobResponse()
+        yield from answer(DATA)
+
+    with pytest.raises(CorruptDataError, match="sent 0 bytes"):
+        fetch_blob(channels, DIGEST, [start(Host(empty))])
+
+
 def test_offset_beyond_the_end_is_refused(channels: ChannelPool, keeper: str) -> None:
     stub = blob_pb2_grpc.BlobServiceStub(channels.channel(keeper))
 
