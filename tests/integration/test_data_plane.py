@@ -74,7 +74,7 @@ def test_rows_that_arrive_between_rounds_are_trained_without_restart(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     job = make_job(
-        tmp_path, devices_per_cluster=2, training={"rounds": 6, "local_steps": 3}, name="online"
+        tmp_path, devices_per_cluster=2, training={"rounds": 20, "local_steps": 1}, name="online"
     )
     assert isinstance(job.data.train, list)
     rows, more = Path(job.data.train[0]), Path(write_rows(tmp_path, "classification", "more", 12))

@@ -243,7 +243,7 @@ def test_use_waits_for_a_job_and_neither_disturbs_the_other(
 ) -> None:
     shape: dict[str, Any] = {"num_rows": (41,), "devices_per_cluster": 3}
     answering = run_job(testbed, make_job(tmp_path, "gpt2", "causal_lm", **shape))
-    training = {"rounds": 6, "local_steps": 6}
+    training = {"rounds": 18, "local_steps": 2}
     job = make_job(tmp_path, "gpt2", "causal_lm", seed=8, training=training, **shape)
     undisturbed = run_job(testbed, job)
     with testbed.client() as client:
