@@ -173,7 +173,8 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
         def on_end() -> None:
             # To the thread that reads requests, a broken call may look like one that ends in good order.
-            session.lose_stream(PeerLostError("", "the previous stage broke its stream"))
+            reason = f"the previous stage broke its stream to stage {session.stage_index}"
+            session.lose_stream(PeerLostError("", reason))
 
         if not context.add_callback(on_end):
             on_end()
@@ -194,7 +195,10 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             self._latest[cluster_index, attempt.job_id] = attempt
             self._admitted[configure.host_cluster] = admitted
         if predecessor is not None:
-            predecessor.stop(WrongStateError("a newer attempt took over"))
+            name = (
+                f"attempt {attempt.attempt} of round {attempt.round_index} of job {attempt.job_id}"
+            )
+            predecessor.stop(WrongStateError(f"{name} took over"))
         return admitted
 
     def _session_of(

@@ -399,7 +399,7 @@ class StageSession:
 
     def close(self) -> None:
         """Ends the streams, drops units of an unfinished attempt, and releases the other units."""
-        self.abort(WrongStateError("the session has ended"))
+        self.abort(WrongStateError(f"the session of stage {self.stage_index} has ended"))
         if self._stream_to_next_stage is not None:
             self._stream_to_next_stage.close(broken=not self._finished)
         self._to_previous_stage.close()

@@ -33,7 +33,7 @@ def assert_alive(session: Session) -> None:
 
 def assert_replaced(session: Session) -> None:
     """Checks that a newer attempt took over from a session."""
-    assert "newer attempt" in session.expect("failed").failed.message
+    assert "took over" in session.expect("failed").failed.message
     assert session.next() is None
 
 
