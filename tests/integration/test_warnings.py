@@ -12,7 +12,7 @@ from collapipe_client import LocalTestbed
 def test_warnings_come_before_the_first_round_and_a_snapshot_shows_the_hosts(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
-    training = {"warm_up_steps": 999, "rounds": 300}
+    training = {"warm_up_steps": 999, "local_steps": 3, "rounds": 300}
     job = make_job(tmp_path, devices_per_cluster=2, training=training)
     with testbed.client() as client:
         job_id = client.submit(job)
