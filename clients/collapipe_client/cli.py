@@ -45,6 +45,7 @@ from collapipe_client.jobs_commands import JobArgument, Yes, jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import Display, make_display
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.message_json import to_document
 from collapipe_client.model_commands import evaluate, predict
 from collapipe_client.plan_commands import choose_job, plan_app
 from collapipe_client.report_command import report
@@ -64,7 +65,7 @@ from collapipe_client.testbed_options import LocalTestbedOptions
 from collapipe_client.testbed_processes import DEFAULT_DEVICES, EDGE_SERVER, Device
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
-from collapipe_client.view_state import JobView, say_evaluation
+from collapipe_client.view_state import JobView, definition_lines, say_evaluation
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 if os.environ.get("COLUMNS") == "0":
@@ -491,18 +492,22 @@ def _say_trained(
 ) -> None:
     evaluation = view.evaluation
     if as_json:
+        measured = to_document(evaluation) if evaluation else {}
         print_json(
             {
                 "event": "exported",
                 "directory": str(directory),
                 "files": [path.name for path in files],
-                "metric": evaluation.metric if evaluation else None,
-                "value": evaluation.value if evaluation else None,
-                "other_metrics": dict(evaluation.other_metrics) if evaluation else {},
+                "metric": None,
+                "value": None,
+                "other_metrics": {},
+                **measured,
             }
         )
         return
     say(f"final: {say_evaluation(evaluation) if evaluation else 'the metric was not measured'}")
+    if evaluation:
+        say("\n".join(definition_lines(evaluation)))
     is_adapter = any(path.name == "adapter_config.json" for path in files)
     say(f"the {'LoRA adapter' if is_adapter else 'model'} is in {directory}; use it like this:")
     code = how_to_load(job.task.kind, directory, is_adapter=is_adapter)

@@ -16,6 +16,7 @@ from collapipe.v1.scheduler_pb2 import (
     WatchJobResponse,
 )
 from collapipe_client.message_json import enum_word
+from collapipe_client.quantities import count
 
 _STALLED_REPORTS = 3
 """A wait is reported when this many reports in a row have repeated it."""
@@ -260,6 +261,8 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
         lines += [f"{prefix}{line}" for line in _cluster_changes(cluster_before, cluster)]
     if after.evaluation is not None and after.evaluation != before.evaluation:
         lines.append(say_evaluation(after.evaluation))
+        if before.evaluation is None:
+            lines += definition_lines(after.evaluation)
     if after.round_index is None and before.round_index is not None:
         late = f" {late_words(after)}" if late_words(after) else ""
         lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{late}")
@@ -286,10 +289,23 @@ def say_privacy_loss(loss: PrivacyLoss) -> str:
 
 def say_evaluation(evaluation: Evaluation) -> str:
     """Writes an evaluation as one line."""
-    rounds = f"{evaluation.num_rounds} round{'' if evaluation.num_rounds == 1 else 's'}"
-    metrics = {evaluation.metric: evaluation.value, **evaluation.other_metrics}
-    values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    return f"{values} after {rounds} ({evaluation.num_rows} rows)"
+    metrics = [(evaluation.metric, evaluation.value), *sorted(evaluation.other_metrics.items())]
+    values = ", ".join(f"{name} {value:.4f}" for name, value in metrics)
+    rounds, rows = count(evaluation.num_rounds, "round"), count(evaluation.num_rows, "row")
+    return f"{values} after {rounds} ({rows})"
+
+
+def definition_lines(evaluation: Evaluation) -> list[str]:
+    """Says in a line what each metric is, the main one first."""
+    names = sorted(evaluation.definitions, key=lambda name: (name != evaluation.metric, name))
+    return [f"  {name}: {evaluation.definitions[name]}" for name in names]
+
+
+def say_one_answer(evaluation: Evaluation) -> str:
+    """Warns of a model that always gives the same answer; "" for others."""
+    if not evaluation.one_answer:
+        return ""
+    return "warning: the model gives every row the same answer, and that is wrong for some of them"
 
 
 def _without_failure(view: JobView) -> str:

@@ -2,6 +2,7 @@ import time
 
 import pytest
 
+from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_RUNNING, JobStatus
 
 from .commands import run, run_json, run_lines
@@ -69,10 +70,19 @@ def test_delete_asks_unless_told_yes_and_deletes_each_job_once(
 
 
 def test_show_tells_what_is_known_of_a_job(fake: FakeServices, remote: list[str]) -> None:
-    fake.jobs[0].evaluation.metric, fake.jobs[0].evaluation.value = "accuracy", 0.5
+    fake.jobs[0].evaluation.CopyFrom(
+        Evaluation(
+            metric="accuracy",
+            value=0.5,
+            other_metrics={"macro_f1": 0.25},
+            definitions={"accuracy": "a share"},
+            one_answer=True,
+        )
+    )
     shown = run("jobs", "show", "a", *remote).stdout
-    for words in ("a-1 (a)", "running", "0 of 5", "accuracy 0.5000 after 0", "4,210.0 MB"):
+    for words in ("a-1 (a)", "running", "0 of 5", "accuracy 0.5000, macro_f1 0.2500", "4,210.0 MB"):
         assert words in shown
+    assert "accuracy: a share" in shown and "  warning: " in shown
 
 
 def test_prune_deletes_the_oldest_jobs_that_have_ended_and_no_others(

@@ -82,6 +82,7 @@ export function summary({ job, rounds, sections, now }) {
         job.evaluation.metric,
         short(job.evaluation.value),
         `on ${plural(job.evaluation.rows, "held-out row")}, after round ${job.evaluation.round}`,
+        otherMetrics(job.evaluation),
       ),
     tile(
       "speed",
@@ -90,6 +91,14 @@ export function summary({ job, rounds, sections, now }) {
       !isRunning ? "in the last round" : speed > 0 ? "all clusters together, now" : "not known yet",
     ),
     heldBack(lost, detail?.held_back ?? []),
+  ];
+}
+
+function otherMetrics({ metric, metrics = {}, one_answer: isOne }) {
+  const others = Object.entries(metrics).filter(([name]) => name !== metric);
+  return [
+    others.length > 0 && h("p", { class: "quiet" }, others.map(([name, value]) => `${name} ${short(value)}`).join(", ")),
+    isOne && h("p", { class: "quiet" }, "Every row gets the same answer."),
   ];
 }
 
@@ -157,13 +166,16 @@ function addTrouble(found, line) {
 
 const metrics = (rounds) => Object.keys(rounds.find((round) => round.metrics)?.metrics ?? {}).slice(0, 4);
 
+const caption = (definition) =>
+  `${definition ? `${definition}; ` : ""}on held-out rows, after each round that measured it`;
+
 // The tab with the curves of a job.
 export const curves = ({ rounds, job }) =>
   rounds.length === 0
     ? h("p", { class: "quiet" }, "Curves appear when the first round is committed.")
     : [
         chart("loss", "Loss", "of each step, mean over the clusters"),
-        metrics(rounds).map((name) => chart(`metric-${name}`, name, "on held-out rows, after each round that measured it")),
+        metrics(rounds).map((name) => chart(`metric-${name}`, name, caption(job.evaluation?.definitions?.[name]))),
         chart("speed", "Speed", "rows that all clusters trained in a second"),
         chart("time", "Time of a round", "without its evaluation, as the scheduler predicted it, and as it was"),
         rounds.some((round) => Object.keys(round.queues ?? {}).length) &&
