@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.errors import InvalidInputError
@@ -136,9 +135,7 @@ def train(
         num_rounds = job.training.rounds
         # Without --dry-run, a scheduler that runs checks this when the job is submitted.
         if resume and (dry_run or endpoint is None):
-            found = (
-                endpoint.client() if endpoint else client_for_past_jobs(endpoint_options, as_json)
-            )
+            found = endpoint.client() if endpoint else client_for_past_jobs(endpoint_options)
             with found as client:
                 answer = client.check_resume(job)
             is_done = answer.job.num_rounds_committed >= num_rounds
@@ -150,7 +147,7 @@ def train(
             if not run_dry(job, site, command, as_json, num_rounds):
                 raise typer.Exit(FAILED)
             return
-        display = make_display(Console(), as_json)
+        display = make_display(as_json)
         try:
             with (
                 display,
@@ -197,7 +194,7 @@ def watch(
     """Show a job until it ends. Ctrl-C ends only this command; the job goes on."""
     with exit_codes(as_json):
         endpoint = need_endpoint(endpoint_options)
-        with endpoint.client() as client, make_display(Console(), as_json) as display:
+        with endpoint.client() as client, make_display(as_json) as display:
             status = choose_job(client, job, unfinished_first=True)
             if job is None and status.state in FINAL_STATES:
                 display.note(
@@ -237,7 +234,7 @@ def rollback(
     there. At the restore point it repeats the later rounds with the same result. Elsewhere the optimizer states begin anew.
     """
     with exit_codes(as_json):
-        with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
+        with client_for_past_jobs(endpoint_options, models=True) as client:
             found = client.find_job(job)
             if not yes and num_rounds < found.num_rounds_committed:
                 typer.confirm(
@@ -280,7 +277,7 @@ def export(
     """Fetch the model of a job's last commit, in the files that `save_pretrained` writes."""
     with exit_codes(as_json), termination_as_interrupt():
         _check_empty(directory, overwrite)
-        with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
+        with client_for_past_jobs(endpoint_options, models=True) as client:
             files = client.export(job, directory, merged=merged)
         if as_json:
             print_json({"directory": str(directory), "files": [path.name for path in files]})

@@ -69,7 +69,7 @@ def _past_jobs(
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
-        client_for_past_jobs(options, as_json, models=models) as client,
+        client_for_past_jobs(options, models=models) as client,
     ):
         yield client
 

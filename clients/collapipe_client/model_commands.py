@@ -83,7 +83,7 @@ def predict(
             raise InvalidInputError(
                 f'no text was given: collapipe predict {job} "a text", or lines on standard input'
             )
-        with client_for_model(endpoint_options, job, as_json) as client:
+        with client_for_model(endpoint_options, job) as client:
             pieces = client.predict(
                 job,
                 given,
@@ -125,7 +125,7 @@ def evaluate(
     If no testbed runs, this command starts one on this machine and ends it afterwards.
     """
     with exit_codes(as_json), termination_as_interrupt():
-        with client_for_model(endpoint_options, job, as_json) as client:
+        with client_for_model(endpoint_options, job) as client:
             whole = Path(data)  # A comma may be a part of its name.
             files = [whole] if whole.is_file() else [Path(part.strip()) for part in data.split(",")]
             evaluation = client.evaluate(job, *files, waiting=_teller(as_json))

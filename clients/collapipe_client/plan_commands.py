@@ -141,7 +141,7 @@ def _chosen_round(
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
-        client_for_past_jobs(options, as_json) as client,
+        client_for_past_jobs(options) as client,
     ):
         yield client, *choose_round(client, job, round_number)
 

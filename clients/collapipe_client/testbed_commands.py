@@ -74,7 +74,7 @@ def up(
             emulation=testbed_options.read_emulation(counts),
             detached=True,
             listen=listen,
-            progress=complain if as_json else say,
+            progress=complain,
         )
         testbed.start()
         if as_json:

@@ -31,7 +31,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client import live_view
 from collapipe_client.live_picture import render
-from collapipe_client.live_view import PlainDisplay, event_document
+from collapipe_client.live_view import PlainDisplay, event_document, make_display
 from collapipe_client.trouble import incident_lines, say_clock, say_trouble
 from collapipe_client.view_state import PREPARATION, JobView, apply_event, progress_lines
 
@@ -410,12 +410,25 @@ def test_change_of_a_plan_is_a_line() -> None:
     assert "round 2" in last and last.endswith(": device-0-1 takes block 2")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_events_go_to_standard_output_and_notes_elsewhere(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    display = make_display(as_json)
+    display.note("waiting for the scheduler")
+    display.show(_RUNNING)
+    printed = capsys.readouterr()
+    assert printed.err == "waiting for the scheduler\n"
+    [line] = printed.out.splitlines()
+    assert "running" in line
+
+
 def test_plain_lines_say_how_many_processes_serve_only_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_view, "_SERVING_SECONDS", -1.0)
     file = io.StringIO()
-    display = PlainDisplay(Console(file=file, width=80))
+    display = PlainDisplay(Console(file=io.StringIO()), Console(file=file, width=80))
     for num_serving in (1, 1, 1, 4, 4):
         display.serving(num_serving, 10)
     assert file.getvalue() == "1 of 10 processes serve\n4 of 10 processes serve\n"
