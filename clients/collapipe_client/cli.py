@@ -61,7 +61,12 @@ from collapipe_client.shape_command import testbed_app
 from collapipe_client.simulate_command import simulate
 from collapipe_client.targets_command import targets
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, EDGE_SERVER, Device
+from collapipe_client.testbed_processes import (
+    DEFAULT_DEVICES,
+    EDGE_SERVER,
+    Device,
+    say_shared_cores,
+)
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
 from collapipe_client.view_state import JobView, definition_lines, say_evaluation
@@ -368,9 +373,9 @@ def _testbed_for(
             yield client, None
         return
     clusters, emulation = _new_testbed(job, options)
+    counts = [len(cluster) for cluster in clusters]
     display.note(
-        f"starting a testbed in {workspace}: scheduler, edge server, and clusters of "
-        f"{', '.join(str(len(cluster)) for cluster in clusters)} devices"
+        f"starting a testbed in {workspace}: scheduler, edge server, and {_say_counts(counts)}"
     )
     with (
         LocalTestbed(
@@ -384,6 +389,8 @@ def _testbed_for(
         testbed.client() as client,
     ):
         display.note(page_line(testbed.workspace.page_link()))
+        if crowded := say_shared_cores(len(testbed.processes)):
+            display.note(crowded)
         yield client, testbed
 
 

@@ -254,10 +254,15 @@ def say_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if 0 < seconds < 0.1 else f"{seconds:.3g} s"
 
 
-def say_bottleneck(name: str, seconds: float, plan: ClusterPlan | plan_pb2.Plan) -> str:
-    """Names the part of a pipeline that limits it. `name` and `seconds` are those of `ClusterPrediction`."""
+def say_bottleneck(name: str, seconds: float | None, plan: ClusterPlan | plan_pb2.Plan) -> str:
+    """Names the part of a pipeline that limits it. `name` and `seconds` are those of `ClusterPrediction`.
+
+    Without `seconds`, it names the part alone.
+    """
     stages = plan.stages
     kind, _, number = name.rpartition(" ")
+    if seconds is None:
+        return say_bottleneck(name, 0.0, plan).partition(": ")[0]
     time = f"{say_seconds(seconds)} for a {'slice' if plan.num_slices > 1 else 'micro-batch'}"
     if kind == "stage":
         return f"the processor of {stages[int(number)].host_id}: {time}"

@@ -27,7 +27,13 @@ from collapipe_client.endpoint import EndpointOptions, find_endpoint
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_certificates import USER, LocalCertificates
 from collapipe_client.testbed_options import share_out
-from collapipe_client.testbed_processes import Device, command, expand_clusters, services
+from collapipe_client.testbed_processes import (
+    Device,
+    command,
+    expand_clusters,
+    say_shared_cores,
+    services,
+)
 from collapipe_client.workspace import Workspace
 
 from .fake_services import FakeServices
@@ -58,6 +64,13 @@ def detached(processes: PretendedProcesses, folder: Path) -> Iterator[Callable[.
 def certificate_of(folder: Path, name: str) -> Any:
     path = folder / "certificates" / "issued" / name / "cert.pem"
     return pki.read_certificate(path.read_bytes())
+
+
+@pytest.mark.parametrize(("num_cores", "named"), [(1, "1 core "), (2, "2 cores "), (8, None)])
+def test_processes_that_share_cores_are_told(num_cores: int, named: str | None) -> None:
+    told = say_shared_cores(8, num_cores)
+    assert (named is not None) == bool(told)
+    assert named is None or (told.startswith("8 processes ") and named in told)
 
 
 def test_metrics_are_read_without_the_proxy_of_the_machine(

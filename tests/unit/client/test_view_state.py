@@ -312,7 +312,7 @@ def _large(num_clusters: int, num_devices: int) -> tuple[JobView, dict[str, Any]
             "ends": {"low": 1100, "middle": 1130, "high": 1200},
             "ends_by": "the last rounds",
         },
-        "job": {"held_back": [{"cluster": 0, "by": by, "share": 0.87}]},
+        "job": {"held_back": [{"cluster": 0, "by": by, "share": 0.87, "is_measured": True}]},
         "details": details,
     }
     return _view(*events), snapshot
@@ -329,7 +329,7 @@ def test_picture_has_the_whole_job_in_every_width(width: int) -> None:
         "31%  2 min 10 s left (1 min 40 s to 3 min 20 s)\n",
         "  cluster 1 ",
         "  > device-1-1",
-        "bottleneck, 87% of the time busy: the processor of device-0-1",
+        "bottleneck, 87% busy: the processor of device-0-1",
         "  waits for: cluster 0, step 3: edge-server waits for frames",
         "  idle: device-0-idle, device-1-idle\n",
         "  plan of round 2: device-0-1 takes block 2 from device-0-0 (predicted: 6.2 s",

@@ -102,11 +102,12 @@ function otherMetrics({ metric, metrics = {}, one_answer: isOne }) {
   ];
 }
 
-// What a job would have to speed up. A lost host comes before what the plan expects.
+// What a job would have to speed up: the busiest part, by the shares that the pipelines show. A lost host comes first.
 function heldBack(lost, clusters) {
-  const words = clusters.map(({ cluster, by, share }) => {
+  const words = clusters.map(({ cluster, by, share, is_measured: isMeasured }) => {
     const [part, seconds] = by.split(": ");
-    return [cluster, part, isNumber(share) ? `${seconds}, busy ${percent(share)} of a step` : seconds];
+    const busy = isNumber(share) && `${percent(share)} busy${isMeasured ? "" : ", as predicted"}`;
+    return [cluster, part, [seconds, busy].filter(Boolean).join(", ")];
   });
   if (lost) return tile("limit", "Held back by", lost.id, "is lost, and its cluster needs it", null, "limit");
   if (!words.length) return null;
