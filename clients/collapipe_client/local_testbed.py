@@ -78,8 +78,8 @@ class LocalTestbed:
         with LocalTestbed(clusters=[3, 3]) as testbed:
             client = testbed.client()
             job_id = client.submit(job)
-            for event in client.watch(job_id):
-                print(event)
+            for line in client.lines(job_id):
+                print(line)
             client.export(job_id, Path("model"))
 
     Args:

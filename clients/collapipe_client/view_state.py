@@ -88,6 +88,7 @@ class JobView:
         attempt: From 0.
         evaluation: The last one; `None` before the first.
         round_seconds: Duration of the last committed round; `None` before the first.
+        evaluation_seconds: How long its clusters evaluated the model, at most.
         late_clusters: The clusters without which it was committed.
         ended_early: The clusters that trained fewer mini-batches than others in it: index, trained mini-batches, and all.
         privacy_loss: What private updates have revealed; `None` if updates are not private.
@@ -108,6 +109,7 @@ class JobView:
     clusters: tuple[ClusterView, ...] = ()
     evaluation: Evaluation | None = None
     round_seconds: float | None = None
+    evaluation_seconds: float = 0.0
     late_clusters: tuple[int, ...] = ()
     ended_early: tuple[tuple[int, int, int], ...] = ()
     privacy_loss: PrivacyLoss | None = None
@@ -140,6 +142,7 @@ def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
                 privacy_loss=committed.privacy_loss if committed.HasField("privacy_loss") else None,
                 num_rounds_committed=event.round_committed.num_rounds,
                 round_seconds=event.round_committed.round_seconds,
+                evaluation_seconds=_evaluation_seconds(committed),
                 late_clusters=tuple(event.round_committed.late_clusters),
                 ended_early=_ended_early(event.round_committed),
                 round_index=None,
@@ -152,6 +155,12 @@ def _round_view(committed: RoundCommitted) -> RoundView:
     losses = [loss for summary in committed.summaries for loss in summary.losses]
     mean = sum(losses) / len(losses) if losses else None
     return RoundView(committed.num_rounds, committed.round_seconds, mean)
+
+
+def _evaluation_seconds(committed: RoundCommitted) -> float:
+    late = set(committed.late_clusters)
+    in_time = [s for index, s in enumerate(committed.summaries) if index not in late]
+    return max((summary.evaluation_seconds for summary in in_time), default=0.0)
 
 
 def _ended_early(committed: RoundCommitted) -> tuple[tuple[int, int, int], ...]:
@@ -265,7 +274,14 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
             lines += definition_lines(after.evaluation)
     if after.round_index is None and before.round_index is not None:
         late = f" {late_words(after)}" if late_words(after) else ""
-        lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{late}")
+        evaluation = (
+            f", of which {after.evaluation_seconds:.1f} s evaluated the model"
+            if after.evaluation_seconds
+            else ""
+        )
+        lines.append(
+            f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{evaluation}{late}"
+        )
         if after.privacy_loss is not None:
             lines.append(say_privacy_loss(after.privacy_loss))
     return lines

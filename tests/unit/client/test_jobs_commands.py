@@ -90,6 +90,16 @@ def test_show_tells_what_is_known_of_a_job(fake: FakeServices, remote: list[str]
     assert "accuracy: a share" in shown and "  warning: " in shown
 
 
+def test_nothing_is_cut_where_the_output_is_no_terminal(
+    fake: FakeServices, remote: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = JobStatus(job_id=f"{'long-' * 20}1", name="n" * 90, state=JOB_STATE_RUNNING)
+    fake.jobs[:] = [long]
+    _, line, *_ = run("jobs", "list", *remote).stdout.splitlines()
+    assert line.split()[:3] == [long.job_id, long.name, "running"]
+
+
 def test_job_that_cannot_be_read_is_listed_and_never_the_default(
     fake: FakeServices, remote: list[str]
 ) -> None:

@@ -117,6 +117,17 @@ def test_late_clusters_are_named_when_a_round_is_committed(late: list[int], word
     assert lines[-1] == f"round 1/2 committed in 12.5 s without {words}"
 
 
+def test_time_of_the_evaluation_in_a_round_is_told_without_late_clusters() -> None:
+    summaries = [RoundSummary(evaluation_seconds=seconds) for seconds in (2.0, 4.5, 9.0)]
+    committed = RoundCommitted(
+        num_rounds=1, round_seconds=12.5, summaries=summaries, late_clusters=[2]
+    )
+    view = _view(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))
+    assert view.evaluation_seconds == 4.5
+    last = _lines(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))[-1]
+    assert "committed in 12.5 s, of which 4.5 s " in last
+
+
 def test_cluster_that_ended_early_is_told_with_its_steps_and_a_late_one_is_not() -> None:
     summaries = [RoundSummary(local_steps=steps) for steps in (4, 2, 0)]
     committed = RoundCommitted(num_rounds=1, late_clusters=[2], summaries=summaries)

@@ -11,6 +11,7 @@ from typing import Any
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.job_store import JobDocument
+from collapipe.scheduler.round_sum import evaluation_delay
 from collapipe.scheduler.web.values import Value, mean, metrics_of, number, text
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
@@ -234,7 +235,10 @@ def _event(event: Event, began: float) -> Value | None:
     elif kind == "round_committed":
         committed = event.round_committed
         late = ", ".join(map(str, committed.late_clusters))
+        in_time = [s for i, s in enumerate(committed.summaries) if i not in committed.late_clusters]
+        evaluation = evaluation_delay(in_time)
         words = f"round {committed.num_rounds} is committed after {committed.round_seconds:.1f} s"
+        words += f", of which {evaluation:.1f} s evaluated the model" if evaluation else ""
         words += f" without clusters {late}" if late else ""
     elif kind == "evaluation":
         num_rounds = event.evaluation.num_rounds
