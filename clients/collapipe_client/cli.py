@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.errors import InvalidInputError
@@ -45,6 +44,7 @@ from collapipe_client.jobs_commands import JobArgument, Yes, jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import Display, make_display
 from collapipe_client.local_testbed import LocalTestbed
+from collapipe_client.message_json import to_document
 from collapipe_client.model_commands import evaluate, predict
 from collapipe_client.plan_commands import choose_job, plan_app
 from collapipe_client.report_command import report
@@ -61,10 +61,15 @@ from collapipe_client.shape_command import testbed_app
 from collapipe_client.simulate_command import simulate
 from collapipe_client.targets_command import targets
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, EDGE_SERVER, Device
+from collapipe_client.testbed_processes import (
+    DEFAULT_DEVICES,
+    EDGE_SERVER,
+    Device,
+    say_shared_cores,
+)
 from collapipe_client.trace_command import trace
 from collapipe_client.training import follow_job, how_to_load, how_to_resume, run_job
-from collapipe_client.view_state import JobView, say_evaluation
+from collapipe_client.view_state import JobView, definition_lines, say_evaluation
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
 if os.environ.get("COLUMNS") == "0":
@@ -135,9 +140,7 @@ def train(
         num_rounds = job.training.rounds
         # Without --dry-run, a scheduler that runs checks this when the job is submitted.
         if resume and (dry_run or endpoint is None):
-            found = (
-                endpoint.client() if endpoint else client_for_past_jobs(endpoint_options, as_json)
-            )
+            found = endpoint.client() if endpoint else client_for_past_jobs(endpoint_options)
             with found as client:
                 answer = client.check_resume(job)
             is_done = answer.job.num_rounds_committed >= num_rounds
@@ -149,7 +152,7 @@ def train(
             if not run_dry(job, site, command, as_json, num_rounds):
                 raise typer.Exit(FAILED)
             return
-        display = make_display(Console(), as_json)
+        display = make_display(as_json)
         try:
             with (
                 display,
@@ -196,7 +199,7 @@ def watch(
     """Show a job until it ends. Ctrl-C ends only this command; the job goes on."""
     with exit_codes(as_json):
         endpoint = need_endpoint(endpoint_options)
-        with endpoint.client() as client, make_display(Console(), as_json) as display:
+        with endpoint.client() as client, make_display(as_json) as display:
             status = choose_job(client, job, unfinished_first=True)
             if job is None and status.state in FINAL_STATES:
                 display.note(
@@ -236,7 +239,7 @@ def rollback(
     there. At the restore point it repeats the later rounds with the same result. Elsewhere the optimizer states begin anew.
     """
     with exit_codes(as_json):
-        with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
+        with client_for_past_jobs(endpoint_options, models=True) as client:
             found = client.find_job(job)
             if not yes and num_rounds < found.num_rounds_committed:
                 typer.confirm(
@@ -279,7 +282,7 @@ def export(
     """Fetch the model of a job's last commit, in the files that `save_pretrained` writes."""
     with exit_codes(as_json), termination_as_interrupt():
         _check_empty(directory, overwrite)
-        with client_for_past_jobs(endpoint_options, as_json, models=True) as client:
+        with client_for_past_jobs(endpoint_options, models=True) as client:
             files = client.export(job, directory, merged=merged)
         if as_json:
             print_json({"directory": str(directory), "files": [path.name for path in files]})
@@ -370,9 +373,9 @@ def _testbed_for(
             yield client, None
         return
     clusters, emulation = _new_testbed(job, options)
+    counts = [len(cluster) for cluster in clusters]
     display.note(
-        f"starting a testbed in {workspace}: scheduler, edge server, and clusters of "
-        f"{', '.join(str(len(cluster)) for cluster in clusters)} devices"
+        f"starting a testbed in {workspace}: scheduler, edge server, and {_say_counts(counts)}"
     )
     with (
         LocalTestbed(
@@ -386,6 +389,8 @@ def _testbed_for(
         testbed.client() as client,
     ):
         display.note(page_line(testbed.workspace.page_link()))
+        if crowded := say_shared_cores(len(testbed.processes)):
+            display.note(crowded)
         yield client, testbed
 
 
@@ -491,18 +496,22 @@ def _say_trained(
 ) -> None:
     evaluation = view.evaluation
     if as_json:
+        measured = to_document(evaluation) if evaluation else {}
         print_json(
             {
                 "event": "exported",
                 "directory": str(directory),
                 "files": [path.name for path in files],
-                "metric": evaluation.metric if evaluation else None,
-                "value": evaluation.value if evaluation else None,
-                "other_metrics": dict(evaluation.other_metrics) if evaluation else {},
+                "metric": None,
+                "value": None,
+                "other_metrics": {},
+                **measured,
             }
         )
         return
     say(f"final: {say_evaluation(evaluation) if evaluation else 'the metric was not measured'}")
+    if evaluation:
+        say("\n".join(definition_lines(evaluation)))
     is_adapter = any(path.name == "adapter_config.json" for path in files)
     say(f"the {'LoRA adapter' if is_adapter else 'model'} is in {directory}; use it like this:")
     code = how_to_load(job.task.kind, directory, is_adapter=is_adapter)

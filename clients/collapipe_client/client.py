@@ -76,6 +76,8 @@ from collapipe.v1.scheduler_pb2 import (
     WatchJobResponse,
 )
 from collapipe.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from collapipe_client.trouble import incident_lines
+from collapipe_client.view_state import JobView, apply_event, progress_lines
 
 T = TypeVar("T")
 
@@ -186,6 +188,13 @@ class CollaPipeClient:
         request = CheckResumeRequest(config_json=job.to_json())
         answer: CheckResumeResponse = self._call(self._scheduler.CheckResume, request)
         return answer
+
+    def lines(self, job_id: str) -> Iterator[str]:
+        """Yields the events of a job until it ends, as the lines with which `collapipe watch` reports them."""
+        view = JobView()
+        for event in self.watch(job_id):
+            before, view = view, apply_event(view, event)
+            yield from (*incident_lines(event), *progress_lines(before, view))
 
     def watch(
         self,

@@ -18,7 +18,7 @@ from collapipe_client.completion import context_names
 from collapipe_client.contexts import Context, read_contexts
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.processes import last_lines
-from collapipe_client.reporting import complain, say
+from collapipe_client.reporting import complain
 from collapipe_client.testbed_processes import SCHEDULER
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
 
@@ -179,7 +179,7 @@ def running_testbed(workspace: Path) -> WorkspaceRecord | None:
 
 @contextmanager
 def client_for_past_jobs(
-    options: EndpointOptions, as_json: bool, *, models: bool = False
+    options: EndpointOptions, *, models: bool = False
 ) -> Iterator[CollaPipeClient]:
     """Opens a client that reads the records of past jobs.
 
@@ -188,19 +188,17 @@ def client_for_past_jobs(
     Args:
         models: Whether the client also uses the models of jobs. Then the edge server runs, too.
     """
-    with _client(options, as_json, models=models) as (client, _):
+    with _client(options, models=models) as (client, _):
         yield client
 
 
 @contextmanager
-def client_for_model(
-    options: EndpointOptions, job: str, as_json: bool
-) -> Iterator[CollaPipeClient]:
+def client_for_model(options: EndpointOptions, job: str) -> Iterator[CollaPipeClient]:
     """Opens a client that uses the model of a job.
 
     If no testbed runs, the scheduler, the edge server and cluster 0 of the job run while the client is open.
     """
-    with _client(options, as_json, models=True) as (client, testbed):
+    with _client(options, models=True) as (client, testbed):
         if testbed is not None:
             status = client.find_job(job)
             last = max(0, status.num_rounds_committed - 1)
@@ -213,7 +211,7 @@ def client_for_model(
 
 @contextmanager
 def _client(
-    options: EndpointOptions, as_json: bool, *, models: bool
+    options: EndpointOptions, *, models: bool
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
     """Opens a client, and starts a testbed without clusters if none runs."""
     endpoint = find_endpoint(options)
@@ -226,10 +224,9 @@ def _client(
             f"there is no testbed in {options.workspace.absolute()}: run this command in the folder where you "
             "trained, or give --workspace DIR or --scheduler HOST:PORT"
         )
-    report = complain if as_json else say
     with (
         LocalTestbed(
-            [], options.workspace, web="", has_edge_server=models, progress=report
+            [], options.workspace, web="", has_edge_server=models, progress=complain
         ) as testbed,
         testbed.client() as client,
     ):

@@ -36,7 +36,8 @@ def draw_plots(records: JobRecords) -> list[Plot]:
         )
     for name in records.metrics:
         curve = records.curve("metrics", name)
-        caption = "on the held-out rows, after each round that measured it."
+        defined = f"{records.definitions[name]}; " if name in records.definitions else ""
+        caption = f"{defined}on the held-out rows, after each round that measured it."
         title = name.replace("_", " ")
         plots.append(
             _curves(

@@ -56,6 +56,11 @@ class JobRecords:
         measured = [name for r in self.rounds for name in r.get("metrics", ())]
         return [name for name in dict.fromkeys([*main, *measured]) if name in measured]
 
+    @property
+    def definitions(self) -> Mapping[str, str]:
+        """What each metric of the last evaluation is, by its name."""
+        return self.job["evaluation"]["definitions"] if self.job["evaluation"] else {}
+
     @cached_property
     def losses(self) -> list[tuple[float, float]]:
         """Each loss, with its place counted in rounds."""
@@ -157,9 +162,11 @@ def _facts(records: JobRecords, command: str) -> page.Html:
     measured = ""
     if evaluation:
         rows = f" on {evaluation['rows']} held-out rows, after round {evaluation['round']}"
-        measured = page.join(
-            f"{evaluation['metric']} ", page.amount(evaluation["value"], digits=4), rows
-        )
+        values = [
+            page.join(", " * (index > 0), f"{name} ", page.amount(value, digits=4))
+            for index, (name, value) in enumerate(evaluation["metrics"].items())
+        ]
+        measured = page.join(*values, rows)
     files = [str(data[key]) for key in ("train", "held_out") if data.get(key)]
     pretrained = model.get("pretrained")
     num_clusters = max((r.get("num_clusters", 0) for r in records.rounds), default=0)
@@ -171,6 +178,7 @@ def _facts(records: JobRecords, command: str) -> page.Html:
             ("ended", _moment(job["ended"])),
             ("written", _moment(job["written"])),
             ("result", measured),
+            *records.definitions.items(),
             ("task", settings["task"]["kind"]),
             ("data", ", held out: ".join(files) or str(data.get("source", ""))),
             ("model", f"{model['family']}, {pretrained or 'from random weights'}"),

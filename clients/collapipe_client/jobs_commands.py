@@ -30,7 +30,12 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.trouble import say_moment, say_trouble
-from collapipe_client.view_state import say_evaluation, say_privacy_loss
+from collapipe_client.view_state import (
+    definition_lines,
+    say_evaluation,
+    say_one_answer,
+    say_privacy_loss,
+)
 
 jobs_app = typer.Typer(no_args_is_help=True, help="List, show, compare, cancel and delete jobs.")
 
@@ -64,7 +69,7 @@ def _past_jobs(
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
-        client_for_past_jobs(options, as_json, models=models) as client,
+        client_for_past_jobs(options, models=models) as client,
     ):
         yield client
 
@@ -108,6 +113,7 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
             "evaluation": say_evaluation(status.evaluation)
             if status.HasField("evaluation")
             else "",
+            "warning": say_one_answer(status.evaluation).removeprefix("warning: "),
             "submitted": say_moment(status.submitted_at, now)
             if status.HasField("submitted_at")
             else "",
@@ -124,6 +130,9 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
         for name, text in lines.items():
             if text:
                 say(f"  {name}: {text}")
+            if name == "evaluation":
+                for line in definition_lines(status.evaluation):
+                    say(f"  {line}")
 
 
 @jobs_app.command("compare")

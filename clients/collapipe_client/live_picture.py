@@ -169,7 +169,8 @@ def _facts(view: JobView, snapshot: Mapping[str, Any], now: _Now) -> list[Render
     held_back = (snapshot.get("job") or {}).get("held_back") or ()
     if held_back and view.round_index is not None:
         share = held_back[0].get("share")
-        busy = "" if share is None else f", {share:.0%} of the time busy"
+        source = "" if held_back[0].get("is_measured") else ", as predicted"
+        busy = "" if share is None else f", {share:.0%} busy{source}"
         lines.append(_paragraph(f"bottleneck{busy}: {held_back[0]['by']}", "red"))
     waiting = [c for c in view.clusters if c.waiting_for and view.round_index is not None]
     if waiting and not view.message:

@@ -23,7 +23,11 @@ _MOST_WANTED = 12
 
 
 class Display:
-    """Shows the events of a job. Use it in `with`."""
+    """Shows the events of a job. Use it in `with`.
+
+    Args:
+        console: Where notes are printed.
+    """
 
     shows_snapshots = False
 
@@ -58,11 +62,12 @@ class Display:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-def make_display(console: Console, as_json: bool) -> Display:
+def make_display(as_json: bool) -> Display:
     """Chooses a display: JSON if asked for, a live picture in a terminal, and lines of text elsewhere."""
+    console, notes = Console(), Console(stderr=True)
     if as_json:
-        return JsonDisplay(Console(stderr=True))
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console)
+        return JsonDisplay(notes)
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay(console, notes)
 
 
 class JsonDisplay(Display):
@@ -76,10 +81,11 @@ class JsonDisplay(Display):
 
 
 class PlainDisplay(Display):
-    """Prints lines for a log file or a pipe. No line is printed twice in a row."""
+    """Prints a line for each event, for a log file or a pipe. No line is printed twice in a row. Notes go to stderr."""
 
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, notes: Console) -> None:
+        super().__init__(notes)
+        self._lines = console
         self._last = ""
         self._serving_at, self._num_serving = time.monotonic(), 0
 
@@ -88,7 +94,8 @@ class PlainDisplay(Display):
         super().show(event)
         for line in [*incident_lines(event), *progress_lines(before, self.view)]:
             if line != self._last:
-                self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
+                timed = f"[{self.view.elapsed_seconds:7.1f} s] {line}"
+                self._lines.print(timed, markup=False, highlight=False, soft_wrap=True)
             self._last = line
 
     def serving(self, num_serving: int, num_processes: int) -> None:

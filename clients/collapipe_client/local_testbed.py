@@ -9,13 +9,13 @@ import os
 import subprocess
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
 from typing_extensions import Self
 
@@ -78,8 +78,8 @@ class LocalTestbed:
         with LocalTestbed(clusters=[3, 3]) as testbed:
             client = testbed.client()
             job_id = client.submit(job)
-            for event in client.watch(job_id):
-                print(event)
+            for line in client.lines(job_id):
+                print(line)
             client.export(job_id, Path("model"))
 
     Args:
@@ -180,8 +180,10 @@ class LocalTestbed:
         ready = read_document(self.workspace.ready_file(name)) or {}
         context = self.security(PROMETHEUS.name).client_context()
         url = f"http{'s' if context else ''}://{ready.get('metrics_address')}/metrics"
+        # No proxy of this machine leads to its own loopback.
+        handlers = ProxyHandler({}), HTTPSHandler(context=context)
         try:
-            with urllib.request.urlopen(url, timeout=_METRICS_SECONDS, context=context) as answer:
+            with build_opener(*handlers).open(url, timeout=_METRICS_SECONDS) as answer:
                 return str(answer.read(), "utf-8")
         except (OSError, ValueError) as error:
             raise WrongStateError(

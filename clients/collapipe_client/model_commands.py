@@ -12,6 +12,7 @@ from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, client_for_model
 from collapipe_client.jobs_commands import JobArgument
+from collapipe_client.message_json import to_document
 from collapipe_client.reporting import (
     complain,
     exit_codes,
@@ -19,7 +20,7 @@ from collapipe_client.reporting import (
     say,
     termination_as_interrupt,
 )
-from collapipe_client.view_state import say_evaluation
+from collapipe_client.view_state import definition_lines, say_evaluation, say_one_answer
 
 _MOST_NAMED = 8
 
@@ -82,7 +83,7 @@ def predict(
             raise InvalidInputError(
                 f'no text was given: collapipe predict {job} "a text", or lines on standard input'
             )
-        with client_for_model(endpoint_options, job, as_json) as client:
+        with client_for_model(endpoint_options, job) as client:
             pieces = client.predict(
                 job,
                 given,
@@ -124,26 +125,18 @@ def evaluate(
     If no testbed runs, this command starts one on this machine and ends it afterwards.
     """
     with exit_codes(as_json), termination_as_interrupt():
-        with client_for_model(endpoint_options, job, as_json) as client:
+        with client_for_model(endpoint_options, job) as client:
             whole = Path(data)  # A comma may be a part of its name.
             files = [whole] if whole.is_file() else [Path(part.strip()) for part in data.split(",")]
             evaluation = client.evaluate(job, *files, waiting=_teller(as_json))
         if as_json:
-            print_json(
-                {
-                    "event": "evaluation",
-                    "metric": evaluation.metric,
-                    "value": evaluation.value,
-                    "other_metrics": dict(evaluation.other_metrics),
-                    "num_rows": evaluation.num_rows,
-                    "num_rounds": evaluation.num_rounds,
-                    "notes": list(evaluation.notes),
-                }
-            )
+            print_json({"event": "evaluation", **to_document(evaluation)})
         else:
             for note in evaluation.notes:
                 complain(note)
-            say(say_evaluation(evaluation))
+            if warning := say_one_answer(evaluation):
+                complain(warning)
+            say("\n".join([say_evaluation(evaluation), *definition_lines(evaluation)]))
 
 
 def _teller(as_json: bool) -> Callable[[str], None]:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from collapipe.errors import NotFoundError
 from collapipe.v1.plan_pb2 import Plan
-from collapipe.v1.scheduler_pb2 import JobStatus
+from collapipe.v1.scheduler_pb2 import JOB_STATE_UNREADABLE, JobStatus
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.client import FINAL_STATES, CollaPipeClient
 from collapipe_client.completion import job_names
@@ -141,7 +141,7 @@ def _chosen_round(
     with (
         exit_codes(as_json),
         termination_as_interrupt(),
-        client_for_past_jobs(options, as_json) as client,
+        client_for_past_jobs(options) as client,
     ):
         yield client, *choose_round(client, job, round_number)
 
@@ -168,7 +168,7 @@ def choose_job(
     """
     if job is not None:
         return client.find_job(job)
-    jobs = client.jobs()
+    jobs = [each for each in client.jobs() if each.state != JOB_STATE_UNREADABLE]
     if not jobs:
         raise NotFoundError("there is no job yet: train one with `collapipe train`")
     unfinished = [each for each in jobs if each.state not in FINAL_STATES]

@@ -1,4 +1,4 @@
-"""Reads and writes sizes, rates, times and ratios as people write them.
+"""Reads and writes numbers of things, sizes, rates, times and ratios as people write them.
 
 Every function that reads raises `InvalidInputError` for a text that is not such a quantity.
 """
@@ -45,6 +45,11 @@ def read_seconds(text: str) -> float:
 def read_ratio(text: str) -> float:
     """Reads a ratio, for example "1%" or "0.01"."""
     return _read(text, _RATIOS, "a ratio", "1%")
+
+
+def count(number: int, thing: str) -> str:
+    """Writes a number of things: "1 row" or "2,000 rows"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def say_rate(rate_bps: float | None) -> str:

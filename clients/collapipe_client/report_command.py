@@ -46,7 +46,7 @@ def report(
             raise InvalidInputError(
                 f"{file} exists: give another file, or --overwrite to replace it"
             )
-        with client_for_past_jobs(endpoint_options, as_json) as client:
+        with client_for_past_jobs(endpoint_options) as client:
             first, *rounds = client.records(client.find_job(job).job_id)
         records = JobRecords(first, rounds)
         plots = []

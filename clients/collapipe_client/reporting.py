@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,12 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError
 
+_UNLIMITED = 100_000
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 """The exit codes of the command; 0 means success."""
 
@@ -47,9 +50,13 @@ def print_table(table: Table, width: int | None = None) -> None:
     """Prints a table with its texts unchanged, like `say`.
 
     Args:
-        width: In characters. `None` takes that of the terminal.
+        width: In characters. `None` takes that of the terminal. Elsewhere, each line is as long as it needs, so nothing is cut.
     """
-    Console(width=width, markup=False, emoji=False, highlight=False).print(table)
+    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
+        unlimited = console.options.update_width(_UNLIMITED)
+        console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
+    console.print(table)
 
 
 def _say_file_error(error: OSError) -> str:

@@ -28,7 +28,13 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.testbed_options import LocalTestbedOptions
-from collapipe_client.testbed_processes import DEFAULT_DEVICES, LOOPBACK, SCHEDULER, Device
+from collapipe_client.testbed_processes import (
+    DEFAULT_DEVICES,
+    LOOPBACK,
+    SCHEDULER,
+    Device,
+    say_shared_cores,
+)
 from collapipe_client.trouble import say_clock, say_last_seen, say_moment, say_trouble
 from collapipe_client.view_state import say_privacy_loss
 from collapipe_client.workspace import DEFAULT_ROOT, Workspace, WorkspaceRecord
@@ -74,9 +80,11 @@ def up(
             emulation=testbed_options.read_emulation(counts),
             detached=True,
             listen=listen,
-            progress=complain if as_json else say,
+            progress=complain,
         )
         testbed.start()
+        if crowded := say_shared_cores(len(testbed.processes)):
+            complain(crowded)
         if as_json:
             record = Workspace(workspace).read_record()
             print_json(

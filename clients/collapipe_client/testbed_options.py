@@ -154,7 +154,7 @@ def share_out(values: Sequence[T], counts: Sequence[int], option: str) -> list[l
         return [list(values) for _ in counts]
     same_count = f", {counts[0]} for each cluster" if len(set(counts)) == 1 else ""
     raise InvalidInputError(
-        f"{option} has {len(values)} values for clusters of {', '.join(map(str, counts))} devices: "
+        f"{option} has {len(values)} values for clusters of {', '.join(map(str, counts))} device{'s' * (list(counts) != [1])}: "
         f"give 1 for all{same_count}, or {sum(counts)} for every device"
     )
 

@@ -1,5 +1,6 @@
 """Lists the processes of a local testbed, and builds their command lines."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -79,6 +80,21 @@ def expand_clusters(clusters: Clusters) -> list[list[Device]]:
                 f"cluster {index} has no devices: a cluster needs at least 1 to run its blocks"
             )
     return expanded
+
+
+def say_shared_cores(num_processes: int, num_cores: int | None = None) -> str:
+    """Says that processes compute on the same cores; "" if each of them has one.
+
+    Args:
+        num_cores: Those of this machine; `None` counts those that this process may use.
+    """
+    num_cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+    if num_processes <= num_cores:
+        return ""
+    return (
+        f"{num_processes} processes share {num_cores} core{'s' * (num_cores != 1)} of this machine, so a host that is busy also waits "
+        "for the others: on machines of their own, hosts would be faster"
+    )
 
 
 def services(

@@ -16,6 +16,7 @@ from collapipe.v1.scheduler_pb2 import (
     WatchJobResponse,
 )
 from collapipe_client.message_json import enum_word
+from collapipe_client.quantities import count
 
 _STALLED_REPORTS = 3
 """A wait is reported when this many reports in a row have repeated it."""
@@ -87,6 +88,7 @@ class JobView:
         attempt: From 0.
         evaluation: The last one; `None` before the first.
         round_seconds: Duration of the last committed round; `None` before the first.
+        evaluation_seconds: How long its clusters evaluated the model, at most.
         late_clusters: The clusters without which it was committed.
         ended_early: The clusters that trained fewer mini-batches than others in it: index, trained mini-batches, and all.
         privacy_loss: What private updates have revealed; `None` if updates are not private.
@@ -107,6 +109,7 @@ class JobView:
     clusters: tuple[ClusterView, ...] = ()
     evaluation: Evaluation | None = None
     round_seconds: float | None = None
+    evaluation_seconds: float = 0.0
     late_clusters: tuple[int, ...] = ()
     ended_early: tuple[tuple[int, int, int], ...] = ()
     privacy_loss: PrivacyLoss | None = None
@@ -139,6 +142,7 @@ def apply_event(view: JobView, event: WatchJobResponse) -> JobView:
                 privacy_loss=committed.privacy_loss if committed.HasField("privacy_loss") else None,
                 num_rounds_committed=event.round_committed.num_rounds,
                 round_seconds=event.round_committed.round_seconds,
+                evaluation_seconds=_evaluation_seconds(committed),
                 late_clusters=tuple(event.round_committed.late_clusters),
                 ended_early=_ended_early(event.round_committed),
                 round_index=None,
@@ -151,6 +155,12 @@ def _round_view(committed: RoundCommitted) -> RoundView:
     losses = [loss for summary in committed.summaries for loss in summary.losses]
     mean = sum(losses) / len(losses) if losses else None
     return RoundView(committed.num_rounds, committed.round_seconds, mean)
+
+
+def _evaluation_seconds(committed: RoundCommitted) -> float:
+    late = set(committed.late_clusters)
+    in_time = [s for index, s in enumerate(committed.summaries) if index not in late]
+    return max((summary.evaluation_seconds for summary in in_time), default=0.0)
 
 
 def _ended_early(committed: RoundCommitted) -> tuple[tuple[int, int, int], ...]:
@@ -260,9 +270,18 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
         lines += [f"{prefix}{line}" for line in _cluster_changes(cluster_before, cluster)]
     if after.evaluation is not None and after.evaluation != before.evaluation:
         lines.append(say_evaluation(after.evaluation))
+        if before.evaluation is None:
+            lines += definition_lines(after.evaluation)
     if after.round_index is None and before.round_index is not None:
         late = f" {late_words(after)}" if late_words(after) else ""
-        lines.append(f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{late}")
+        evaluation = (
+            f", of which {after.evaluation_seconds:.1f} s evaluated the model"
+            if after.evaluation_seconds
+            else ""
+        )
+        lines.append(
+            f"{_round_words(before)} committed in {after.round_seconds or 0:.1f} s{evaluation}{late}"
+        )
         if after.privacy_loss is not None:
             lines.append(say_privacy_loss(after.privacy_loss))
     return lines
@@ -286,10 +305,23 @@ def say_privacy_loss(loss: PrivacyLoss) -> str:
 
 def say_evaluation(evaluation: Evaluation) -> str:
     """Writes an evaluation as one line."""
-    rounds = f"{evaluation.num_rounds} round{'' if evaluation.num_rounds == 1 else 's'}"
-    metrics = {evaluation.metric: evaluation.value, **evaluation.other_metrics}
-    values = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-    return f"{values} after {rounds} ({evaluation.num_rows} rows)"
+    metrics = [(evaluation.metric, evaluation.value), *sorted(evaluation.other_metrics.items())]
+    values = ", ".join(f"{name} {value:.4f}" for name, value in metrics)
+    rounds, rows = count(evaluation.num_rounds, "round"), count(evaluation.num_rows, "row")
+    return f"{values} after {rounds} ({rows})"
+
+
+def definition_lines(evaluation: Evaluation) -> list[str]:
+    """Says in a line what each metric is, the main one first."""
+    names = sorted(evaluation.definitions, key=lambda name: (name != evaluation.metric, name))
+    return [f"  {name}: {evaluation.definitions[name]}" for name in names]
+
+
+def say_one_answer(evaluation: Evaluation) -> str:
+    """Warns of a model that always gives the same answer; "" for others."""
+    if not evaluation.one_answer:
+        return ""
+    return "warning: the model gives every row the same answer, and that is wrong for some of them"
 
 
 def _without_failure(view: JobView) -> str:

@@ -13,10 +13,32 @@ from collapipe.v1 import job_pb2
 
 ROWS = "rows"
 """Number of held-out rows. It is among the sums of every task."""
-LABELS, LABEL_SQUARES = "predicted_labels", "predicted_label_squares"
-"""The sums of the numbers of all predicted classes, or of short hashes of all translations, and of their squares."""
+HASHES, HASH_SQUARES = "hashes", "hash_squares"
+"""The sums of short hashes of all translations, and of their squares."""
+TRUE, PREDICTED, RIGHT = "true", "predicted", "right"
+"""With `of_class`: how many rows have a class, get it, and both."""
 BLEU_ORDERS = range(1, 5)
 """Lengths of the n-grams that BLEU counts."""
+BLEU_TOKENIZERS = "13a", "zh", "char"
+"""The tokenizers of `sacrebleu` with which every cluster counts. All rows together decide whose counts are taken."""
+HAN, KANA, HANGUL, UNSPACED, WORDS = WRITINGS = "han", "kana", "hangul", "unspaced", "words"
+"""The writings of reference translations: characters of Chinese, of Japanese alone, words in Korean letters, characters of other
+writings without spaces between words, and all other words."""
+_LEAST_KANA = 0.1
+"""Japanese has at least this share of kana among its characters, and Chinese has none."""
+
+_DEFINITIONS = {
+    "accuracy": "the share of rows that get their own label",
+    "macro_f1": "the mean over labels of F1, for each label that a row has or gets; labels without a training row count as one",
+    "largest_class": "the share of rows with the most frequent label, which is the accuracy of always giving that label",
+    "entity_f1": "F1 of all entities (micro average) by seqeval in its default mode, as by conlleval: an I- tag without its B- begins an "
+    "entity, too",
+    "strict_entity_f1": "F1 of all entities (micro average) by seqeval in its strict mode for the scheme IOB2: only a B- tag begins an entity",
+    "perplexity": "e to the power of the mean loss of a token",
+    "token_accuracy": "the share of tokens that are the most probable ones after the right tokens before them",
+    "exact_match": "the share of rows whose whole answer, with its end token, is what greedy decoding gives",
+}
+"""What each metric is. That of BLEU also depends on the counts."""
 
 _FATES_OF_LONG_ROWS = {
     "ner": ("are cut", "are cut, so that the words that are cut off count as misses"),
@@ -64,17 +86,59 @@ def make_evaluation(kind: str, sums: Sums, num_rounds: int) -> job_pb2.Evaluatio
         other_metrics=dict(others),
         num_rows=int(sums[ROWS]),
         one_answer=_is_one_answer(kind, sums),
+        definitions=_define_metrics(kind, sums),
     )
+
+
+def of_class(count: str, class_id: int) -> str:
+    """Returns the name of a count of one class: `TRUE`, `PREDICTED` or `RIGHT`."""
+    return f"{count}:{class_id}"
+
+
+def of_tokenizer(tokenizer: str, count: str) -> str:
+    """Returns the name of a count of BLEU with one of `BLEU_TOKENIZERS`."""
+    return f"{tokenizer}:{count}"
+
+
+def bleu_tokenizer(sums: Sums) -> str:
+    """Chooses one of `BLEU_TOKENIZERS` by the counts of `WRITINGS`.
+
+    It is what the documentation of `sacrebleu` advises, with "char" for Japanese and Korean. The tokenizers for these need
+    packages that each host would have to have.
+    """
+    counts = [sums[writing] for writing in WRITINGS]
+    han, kana, hangul, unspaced, _ = counts
+    if 2 * (han + kana + hangul + unspaced) <= sum(counts):
+        return "13a"
+    is_chinese = han > hangul + unspaced and kana < _LEAST_KANA * (han + kana)
+    return "zh" if is_chinese else "char"
+
+
+def _define_metrics(kind: str, sums: Sums) -> dict[str, str]:
+    """Says what each metric is, by its name."""
+    if kind == "translation":
+        from sacrebleu import __version__
+
+        signature = (
+            f"nrefs:1|case:mixed|eff:no|tok:{bleu_tokenizer(sums)}|smooth:exp|version:{__version__}"
+        )
+        return {"bleu": f"by sacrebleu, 0 to 100, with the signature {signature}"}
+    return {name: _DEFINITIONS[name] for name in compute_metrics(kind, sums)}
 
 
 def _is_one_answer(kind: str, sums: Sums) -> bool:
     """Returns whether a model gives all rows the same answer although that is wrong for some."""
     if kind == "ner":
         return not sums["predicted"] and sums["true"] > 0
-    if LABEL_SQUARES not in sums or sums[ROWS] < 2 or sums.get("right") == sums[ROWS]:
+    if sums[ROWS] < 2:
+        return False
+    if kind == "classification":
+        given = [name for name in sums if name.startswith(f"{PREDICTED}:") and sums[name]]
+        return len(given) == 1 and _accuracy(sums)["accuracy"] < 1
+    if kind != "translation":
         return False
     # Equal numbers are those without a variance. Only sums can be added over clusters.
-    return int(sums[ROWS]) * int(sums[LABEL_SQUARES]) == int(sums[LABELS]) ** 2
+    return int(sums[ROWS]) * int(sums[HASH_SQUARES]) == int(sums[HASHES]) ** 2
 
 
 def first_places(places: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -147,13 +211,30 @@ def say_some(names: Sequence[str]) -> str:
 
 
 def _accuracy(sums: Sums) -> dict[str, float]:
-    return {"accuracy": sums["right"] / sums[ROWS]}
+    classes = {name.partition(":")[2] for name in sums if ":" in name}
+    right, predicted, true = (
+        {each: sums.get(f"{count}:{each}", 0.0) for each in classes}
+        for count in (RIGHT, PREDICTED, TRUE)
+    )
+    scores = [_f1(right[each], predicted[each], true[each]) for each in classes]
+    return {
+        "accuracy": sum(right.values()) / sums[ROWS],
+        "macro_f1": math.fsum(scores) / len(scores),
+        "largest_class": max(true.values()) / sums[ROWS],
+    }
+
+
+def _f1(right: float, predicted: float, true: float) -> float:
+    """Returns F1, 0 if there is nothing to find and nothing was found."""
+    return 2 * right / (predicted + true) if predicted + true else 0.0
 
 
 def _entity_f1(sums: Sums) -> dict[str, float]:
-    """F1 of all entities together, whatever their type; 0 if there are none."""
-    num_entities = sums["true"] + sums["predicted"]
-    return {"entity_f1": 2 * sums["right"] / num_entities if num_entities else 0.0}
+    """F1 of all entities together, whatever their type, as `seqeval` finds them in both of its modes."""
+    lenient, strict = (
+        [sums[prefix + count] for count in (RIGHT, PREDICTED, TRUE)] for prefix in ("", "strict_")
+    )
+    return {"entity_f1": _f1(*lenient), "strict_entity_f1": _f1(*strict)}
 
 
 def _bleu(sums: Sums) -> dict[str, float]:
@@ -161,11 +242,16 @@ def _bleu(sums: Sums) -> dict[str, float]:
     # Imported here, because only translations need it.
     from sacrebleu.metrics.bleu import BLEU
 
+    tokenizer = bleu_tokenizer(sums)
     right, total = (
-        [int(sums[f"{what}_{order}"]) for order in BLEU_ORDERS] for what in ("right", "total")
+        [int(sums[of_tokenizer(tokenizer, f"{what}_{order}")]) for order in BLEU_ORDERS]
+        for what in ("right", "total")
     )
-    lengths = int(sums["length"]), int(sums["reference_length"])
-    return {"bleu": BLEU.compute_bleu(right, total, *lengths, smooth_method="exp").score}
+    length, wanted_length = (
+        int(sums[of_tokenizer(tokenizer, name)]) for name in ("length", "reference_length")
+    )
+    score = BLEU.compute_bleu(right, total, length, wanted_length, smooth_method="exp").score
+    return {"bleu": score}
 
 
 def _perplexity(sums: Sums) -> dict[str, float]:

@@ -21,14 +21,16 @@ def with_data(job: JobConfig, **data: Any) -> JobConfig:
 
 
 def run(testbed: LocalTestbed, job: JobConfig) -> tuple[FinishedJob, list[str]]:
-    """Returns also the notes about the data."""
+    """Returns also the notes about the data, without the last one, which tells the passes over them."""
     notes: list[str] = []
 
     def listen(event: Any) -> None:
         if event.HasField("data_note"):
             notes.append(event.data_note.message)
 
-    return run_job(testbed, job, on_event=listen), notes
+    finished = run_job(testbed, job, on_event=listen)
+    assert "training rows" in notes.pop()
+    return finished, notes
 
 
 def test_csv_and_parquet_train_the_weights_of_json_lines(

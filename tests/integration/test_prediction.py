@@ -27,6 +27,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.v1.model_use_pb2 import ModelUse, Prediction
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_SUCCEEDED
 from collapipe_client import CollaPipeClient, LocalTestbed
+from collapipe_client.view_state import definition_lines, say_evaluation
 from integration.running import run_job
 
 TEXTS = ["road river", "quiet seven paper window", "lamp", "green stone under glass", "song"]
@@ -304,5 +305,10 @@ def test_command_starts_a_testbed_and_needs_no_data_of_the_job(tmp_path: Path) -
     by_text = {document["text"]: document for document in documents}
     assert [by_text[text]["tokens"] for text in TEXTS[:2]] == tokens
     assert [by_text[text]["answer"] for text in TEXTS[:2]] == texts
+    # Standard output has nothing but the answer, although the command waits for its testbed.
+    printed = run("predict", job.name, "--max-new-tokens", "5", *TEXTS[:2])
+    assert printed == "".join(f"{text}\n" for text in texts)
     printed = run("evaluate", job.name, "--data", str(held_out))
-    assert f"{evaluation.metric} {evaluation.value:.4f}" in printed
+    assert printed.splitlines() == [say_evaluation(evaluation), *definition_lines(evaluation)]
+    shown = json.loads(run("jobs", "show", job.name, "--json"))
+    assert shown["evaluation"]["definitions"] == dict(evaluation.definitions)

@@ -9,7 +9,7 @@ from collapipe.allocation.round_model.prediction import stage_memory_bytes
 from collapipe.errors import InfeasibleError
 from collapipe.scheduler.advice import LEAST_SHARE, advise, equal_plan, lasting_seconds
 from collapipe.scheduler.decisions import RoundDecision, num_moved_blocks
-from collapipe.scheduler.round_sum import EVALUATION, round_sum
+from collapipe.scheduler.round_sum import EVALUATION, evaluation_delay, round_sum
 from collapipe.v1 import plan_pb2, scheduler_pb2
 
 _KEPT_BECAUSE = {
@@ -50,7 +50,7 @@ def explain(
     lines += ["Why this plan", *_indented(_reasons(decision))]
     lines += [
         f"What would make a round shorter, at least by {LEAST_SHARE:.0%}, each alone",
-        *_indented(_advice_lines(decision)),
+        *_indented(_advice_lines(decision, committed)),
     ]
     return lines
 
@@ -166,7 +166,11 @@ def _sizes(plans: Iterable[ClusterPlan]) -> list[dict[str, int]]:
     return [{host: each.num_blocks for host, each in plan.segments.items()} for plan in plans]
 
 
-def _advice_lines(decision: RoundDecision) -> Iterator[str]:
+def _advice_lines(
+    decision: RoundDecision, committed: scheduler_pb2.RoundCommitted | None
+) -> Iterator[str]:
+    without_evaluation = list(_evaluation_advice(committed))
+    yield from without_evaluation
     if decision.guessed:
         yield "the speeds are not measured yet: ask about the next round"
         return
@@ -177,11 +181,24 @@ def _advice_lines(decision: RoundDecision) -> Iterator[str]:
             f"{number}. {one.text}: saves {say_seconds(one.saved_seconds)} of "
             f"{say_seconds(now)} ({one.saved_seconds / now:.0%})"
         )
-    if not advice:
+    if not advice and not without_evaluation:
         tie = " (the slowest clusters take about equally long, so one alone does not help)"
         seconds = sorted(cluster.round_seconds for cluster in decision.prediction.clusters)
         is_tie = len(seconds) > 1 and seconds[-1] - seconds[-2] < LEAST_SHARE * now
         yield "no single change of a link, a device or a setting" + tie * is_tie
+
+
+def _evaluation_advice(committed: scheduler_pb2.RoundCommitted | None) -> Iterator[str]:
+    """Says what a round without its evaluation would save. No plan changes that."""
+    if committed is None:
+        return
+    late = set(committed.late_clusters)
+    saved = evaluation_delay([s for i, s in enumerate(committed.summaries) if i not in late])
+    if saved >= LEAST_SHARE * committed.round_seconds > 0:
+        yield (
+            f"evaluate fewer rounds, with a larger training.evaluate_every: saves {say_seconds(saved)} of "
+            f"{say_seconds(committed.round_seconds)} ({saved / committed.round_seconds:.0%}) in each round that does not evaluate"
+        )
 
 
 def idle_reasons(decision: RoundDecision) -> dict[str, str]:
@@ -254,10 +271,15 @@ def say_seconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if 0 < seconds < 0.1 else f"{seconds:.3g} s"
 
 
-def say_bottleneck(name: str, seconds: float, plan: ClusterPlan | plan_pb2.Plan) -> str:
-    """Names the part of a pipeline that limits it. `name` and `seconds` are those of `ClusterPrediction`."""
+def say_bottleneck(name: str, seconds: float | None, plan: ClusterPlan | plan_pb2.Plan) -> str:
+    """Names the part of a pipeline that limits it. `name` and `seconds` are those of `ClusterPrediction`.
+
+    Without `seconds`, it names the part alone.
+    """
     stages = plan.stages
     kind, _, number = name.rpartition(" ")
+    if seconds is None:
+        return say_bottleneck(name, 0.0, plan).partition(": ")[0]
     time = f"{say_seconds(seconds)} for a {'slice' if plan.num_slices > 1 else 'micro-batch'}"
     if kind == "stage":
         return f"the processor of {stages[int(number)].host_id}: {time}"

@@ -81,7 +81,10 @@ class JobPreparation:
         loaded = self._load_data(hosts, known)
         labels = document.labels if known else _in_order(d.labels for d in loaded)
         vocabulary = known or loaded[0].vocabulary
-        notes = describe_data(self._progress.job, loaded, labels)
+        notes = [
+            *describe_data(self._progress.job, loaded, labels),
+            say_passes(self._progress.job, [data.num_rows for data in loaded]),
+        ]
         if notes != self._notes:
             self._notes = notes
             for note in notes:
@@ -220,6 +223,14 @@ def describe_data(
         job.task.kind, job.task.max_length, (long, num_train), (held_out_long, num_held_out)
     )
     return [*notes, told] if told else notes
+
+
+def say_passes(job: JobConfig, num_rows: Sequence[int]) -> str:
+    """Says how often the training takes each row, given the training rows of each cluster."""
+    training, num_all = job.training, sum(num_rows)
+    steps = training.rounds * training.local_steps * len(num_rows)
+    passes = steps * training.mini_batch / max(num_all, 1)
+    return f"the training takes {steps:,} steps of {training.mini_batch} rows, which is {passes:.2g} times the {num_all:,} training rows"
 
 
 def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:

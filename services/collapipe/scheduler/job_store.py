@@ -227,6 +227,8 @@ class JobStore:
         self._directory = directory / "jobs"
         self._lock = threading.RLock()
         self._jobs: dict[str, JobDocument] = {}
+        self._unreadable: dict[str, str] = {}
+        """What is wrong with the document of each job that is left out, by its id."""
         self.deleted = DeletedJobs(directory)
         self.grants = GrantNumbers(directory)
         for path in self._directory.glob("*/job.json"):
@@ -235,8 +237,13 @@ class JobStore:
                 if document is None:
                     continue
                 document.status()  # refuses a job file of another version
-            except (CorruptDataError, InvalidInputError, ValueError) as error:
+            except (CorruptDataError, InvalidInputError, ValueError, OSError) as error:
                 logger.error("the job in %s is left out, the others are not: %s", path, error)
+                self._unreadable[path.parent.name] = (
+                    str(error)
+                    if isinstance(error, CorruptDataError)
+                    else f"{path} cannot be read ({error}): use the version of CollaPipe that wrote it"
+                )
                 continue
             if document.has_ended and not document.ended_at:  # An older version stored it.
                 document.ended_at = path.stat().st_mtime
@@ -413,9 +420,26 @@ class JobStore:
         with self._lock:
             return sorted(self._jobs.values(), key=lambda document: document.number)
 
+    def statuses(self) -> list[scheduler_pb2.JobStatus]:
+        """Returns the messages about all jobs, oldest first. Those that cannot be read come before all others."""
+        unreadable = [
+            scheduler_pb2.JobStatus(
+                job_id=job_id, state=scheduler_pb2.JOB_STATE_UNREADABLE, message=reason
+            )
+            for job_id, reason in sorted(self._unreadable.items())
+        ]
+        return [*unreadable, *(document.status() for document in self.all())]
+
     def get(self, job_id: str) -> JobDocument:
-        """Returns one job; raises `NotFoundError` if there is no such job."""
+        """Returns one job.
+
+        Raises:
+            NotFoundError: There is no such job.
+            CorruptDataError: Its document cannot be read.
+        """
         with self._lock:
+            if job_id in self._unreadable:
+                raise CorruptDataError(f"job {job_id} cannot be read: {self._unreadable[job_id]}")
             if job_id not in self._jobs:
                 raise NotFoundError(
                     f"there is no job {job_id!r}: `collapipe jobs list` lists the jobs"

@@ -11,6 +11,8 @@ _MOST_BYTES = 1 << 18
 """Largest message, without losses. A hundred units and a hundred devices need a tenth of it."""
 _BYTES_OF_STEP = 32
 """What each mini-batch adds to that: its loss and its gradient norm take 16 bytes."""
+_BYTES_OF_LABEL = 150
+"""What each label adds: three counts with their names."""
 _MOST_GROWTH = 100
 """How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
 _MOST_COUNTED = 1e15
@@ -30,7 +32,9 @@ def mistake_in(
     Args:
         num_rows: Training rows that the cluster has loaded.
     """
-    most_bytes = _MOST_BYTES + _BYTES_OF_STEP * request.local_steps
+    most_bytes = (
+        _MOST_BYTES + _BYTES_OF_STEP * request.local_steps + _BYTES_OF_LABEL * len(request.labels)
+    )
     if response.ByteSize() > most_bytes:
         return f"a message of {response.ByteSize()} bytes, over the limit of {most_bytes}"
     match response.WhichOneof("event"):

@@ -210,8 +210,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def ListJobs(
         self, request: scheduler_pb2.ListJobsRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ListJobsResponse:
-        jobs = [document.status() for document in self._jobs.all()]
-        return scheduler_pb2.ListJobsResponse(jobs=jobs)
+        return scheduler_pb2.ListJobsResponse(jobs=self._jobs.statuses())
 
     def CancelJob(
         self, request: scheduler_pb2.CancelJobRequest, context: grpc.ServicerContext

@@ -1,5 +1,6 @@
 """The task of assigning a class to each text; its metric is accuracy."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from collapipe.data.rows import Row
-from collapipe.evaluation import LABEL_SQUARES, LABELS
+from collapipe.evaluation import PREDICTED, RIGHT, TRUE, of_class
 from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
@@ -32,8 +33,9 @@ class Classification(RowTask[Example]):
 
     def _count(self, examples: Sequence[Example], predictions: Sequence[int]) -> dict[str, float]:
         truth, predicted = self._labels(examples, length=1), np.array(predictions, dtype=np.int64)
+        counted = {TRUE: truth, PREDICTED: predicted, RIGHT: truth[truth == predicted]}
         return {
-            "right": int((truth == predicted).sum()),
-            LABELS: int(predicted.sum()),
-            LABEL_SQUARES: int((predicted**2).sum()),
+            of_class(name, class_id): number
+            for name, class_ids in counted.items()
+            for class_id, number in Counter(class_ids.tolist()).items()
         }

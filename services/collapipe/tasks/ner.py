@@ -1,13 +1,15 @@
-"""Named entity recognition: the task of tagging the words of sentences; its metric is entity F1."""
+"""Named entity recognition: the task of tagging the words of sentences; its metrics are those of seqeval, entity F1 first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
 from collapipe.data.rows import Row, TaggedRow
+from collapipe.evaluation import PREDICTED, RIGHT, TRUE
 from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 
@@ -73,15 +75,24 @@ class EntityRecognition(RowTask[TaggedExample]):
     def _count(
         self, examples: Sequence[TaggedExample], predictions: Sequence[list[int]]
     ) -> dict[str, float]:
-        # Imported here, because it is slow and only an evaluation needs it.
+        # Imported here, because they are slow and only an evaluation needs them.
         from seqeval.metrics.sequence_labeling import get_entities  # type: ignore[import-untyped]
+        from seqeval.scheme import IOB2, Entities  # type: ignore[import-untyped]
+
+        def strict(sentences: list[list[str]]) -> list[tuple[Any, ...]]:
+            found = Entities(sentences, IOB2, suffix=False).entities
+            return [entity.to_tuple() for each in found for entity in each]
 
         predicted = [
             self._tags(example, row) for example, row in zip(examples, predictions, strict=True)
         ]
         truth = [list(example.row.labels) for example in examples]
-        found, wanted = (set(get_entities(tags)) for tags in (predicted, truth))
-        return {"right": len(found & wanted), "predicted": len(found), "true": len(wanted)}
+        sums: dict[str, float] = {}
+        for prefix, find in (("", get_entities), ("strict_", strict)):
+            found, wanted = (set(find(tags)) for tags in (predicted, truth))
+            counted = {RIGHT: len(found & wanted), PREDICTED: len(found), TRUE: len(wanted)}
+            sums |= {prefix + name: number for name, number in counted.items()}
+        return sums
 
 
 def _first_tokens(words: Sequence[str], encoding: Encoding) -> IntArray:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from collapipe.v1 import stage_pb2 as collapipe_dot_v1_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ollapipe/v1/job.proto\x12\x0c\x63ollapipe.v1\x1a\x18\x63ollapipe/v1/stage.proto\".\n\x07JobSpec\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"-\n\nBlobSource\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xa6\x02\n\rRoundProgress\x12\x15\n\rcluster_index\x18\x01 \x01(\r\x12\x12\n\nsteps_done\x18\x02 \x01(\r\x12\x13\n\x0blocal_steps\x18\x03 \x01(\r\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12samples_per_second\x18\x05 \x01(\x01\x12)\n\x06stages\x18\x06 \x03(\x0b\x32\x19.collapipe.v1.StageReport\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\x18\n\x10\x63\x61ndidate_copied\x18\x08 \x01(\x08\x12\x16\n\x0etraining_began\x18\t \x01(\x08\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x04\x12\x16\n\x0e\x65valuated_rows\x18\x0b \x01(\x04\x42\x07\n\x05_loss\"\x82\x01\n\x0bStageReport\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x12\n\nstart_unit\x18\x02 \x01(\r\x12\x11\n\tstop_unit\x18\x03 \x01(\r\x12\x12\n\nbusy_ratio\x18\x04 \x01(\x01\x12\'\n\x05times\x18\x05 \x01(\x0b\x32\x18.collapipe.v1.StageTimes\"s\n\x0e\x45valuationSums\x12\x34\n\x04sums\x18\x01 \x03(\x0b\x32&.collapipe.v1.EvaluationSums.SumsEntry\x1a+\n\tSumsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf2\x01\n\nEvaluation\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\x12\x41\n\rother_metrics\x18\x06 \x03(\x0b\x32*.collapipe.v1.Evaluation.OtherMetricsEntry\x12\x12\n\none_answer\x18\x07 \x01(\x08\x12\r\n\x05notes\x18\x08 \x03(\t\x1a\x33\n\x11OtherMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x05\x10\x06\"\xd5\x02\n\x0cRoundSummary\x12\x0e\n\x06losses\x18\x01 \x03(\x01\x12\x16\n\x0egradient_norms\x18\x02 \x03(\x01\x12\x18\n\x10training_seconds\x18\x03 \x01(\x01\x12\x19\n\x11\x63onfigure_seconds\x18\x04 \x01(\x01\x12\x16\n\x0egather_seconds\x18\x05 \x01(\x01\x12\x15\n\rfetched_bytes\x18\x06 \x01(\x04\x12)\n\x06stages\x18\x07 \x03(\x0b\x32\x19.collapipe.v1.StageReport\x12\x1a\n\x12\x65valuation_seconds\x18\x08 \x01(\x01\x12-\n\x06pushed\x18\t \x03(\x0b\x32\x1d.collapipe.v1.WeightsTransfer\x12.\n\x07\x66\x65tched\x18\n \x03(\x0b\x32\x1d.collapipe.v1.WeightsTransfer\x12\x13\n\x0blocal_steps\x18\x0b \x01(\r\"B\n\x0fWeightsTransfer\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x63ollapipe/v1/job.proto\x12\x0c\x63ollapipe.v1\x1a\x18\x63ollapipe/v1/stage.proto\".\n\x07JobSpec\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x02 \x01(\t\"-\n\nBlobSource\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xa6\x02\n\rRoundProgress\x12\x15\n\rcluster_index\x18\x01 \x01(\r\x12\x12\n\nsteps_done\x18\x02 \x01(\r\x12\x13\n\x0blocal_steps\x18\x03 \x01(\r\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12samples_per_second\x18\x05 \x01(\x01\x12)\n\x06stages\x18\x06 \x03(\x0b\x32\x19.collapipe.v1.StageReport\x12\x13\n\x0bwaiting_for\x18\x07 \x01(\t\x12\x18\n\x10\x63\x61ndidate_copied\x18\x08 \x01(\x08\x12\x16\n\x0etraining_began\x18\t \x01(\x08\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x04\x12\x16\n\x0e\x65valuated_rows\x18\x0b \x01(\x04\x42\x07\n\x05_loss\"\x82\x01\n\x0bStageReport\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x12\n\nstart_unit\x18\x02 \x01(\r\x12\x11\n\tstop_unit\x18\x03 \x01(\r\x12\x12\n\nbusy_ratio\x18\x04 \x01(\x01\x12\'\n\x05times\x18\x05 \x01(\x0b\x32\x18.collapipe.v1.StageTimes\"s\n\x0e\x45valuationSums\x12\x34\n\x04sums\x18\x01 \x03(\x0b\x32&.collapipe.v1.EvaluationSums.SumsEntry\x1a+\n\tSumsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xe6\x02\n\nEvaluation\x12\x12\n\nnum_rounds\x18\x01 \x01(\r\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x10\n\x08num_rows\x18\x04 \x01(\x04\x12\x41\n\rother_metrics\x18\x06 \x03(\x0b\x32*.collapipe.v1.Evaluation.OtherMetricsEntry\x12\x12\n\none_answer\x18\x07 \x01(\x08\x12\r\n\x05notes\x18\x08 \x03(\t\x12>\n\x0b\x64\x65\x66initions\x18\t \x03(\x0b\x32).collapipe.v1.Evaluation.DefinitionsEntry\x1a\x33\n\x11OtherMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x32\n\x10\x44\x65\x66initionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01J\x04\x08\x05\x10\x06\"\xd5\x02\n\x0cRoundSummary\x12\x0e\n\x06losses\x18\x01 \x03(\x01\x12\x16\n\x0egradient_norms\x18\x02 \x03(\x01\x12\x18\n\x10training_seconds\x18\x03 \x01(\x01\x12\x19\n\x11\x63onfigure_seconds\x18\x04 \x01(\x01\x12\x16\n\x0egather_seconds\x18\x05 \x01(\x01\x12\x15\n\rfetched_bytes\x18\x06 \x01(\x04\x12)\n\x06stages\x18\x07 \x03(\x0b\x32\x19.collapipe.v1.StageReport\x12\x1a\n\x12\x65valuation_seconds\x18\x08 \x01(\x01\x12-\n\x06pushed\x18\t \x03(\x0b\x32\x1d.collapipe.v1.WeightsTransfer\x12.\n\x07\x66\x65tched\x18\n \x03(\x0b\x32\x1d.collapipe.v1.WeightsTransfer\x12\x13\n\x0blocal_steps\x18\x0b \x01(\r\"B\n\x0fWeightsTransfer\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,6 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATIONSUMS_SUMSENTRY']._serialized_options = b'8\001'
   _globals['_EVALUATION_OTHERMETRICSENTRY']._loaded_options = None
   _globals['_EVALUATION_OTHERMETRICSENTRY']._serialized_options = b'8\001'
+  _globals['_EVALUATION_DEFINITIONSENTRY']._loaded_options = None
+  _globals['_EVALUATION_DEFINITIONSENTRY']._serialized_options = b'8\001'
   _globals['_JOBSPEC']._serialized_start=66
   _globals['_JOBSPEC']._serialized_end=112
   _globals['_BLOBSOURCE']._serialized_start=114
@@ -49,11 +51,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EVALUATIONSUMS_SUMSENTRY']._serialized_start=663
   _globals['_EVALUATIONSUMS_SUMSENTRY']._serialized_end=706
   _globals['_EVALUATION']._serialized_start=709
-  _globals['_EVALUATION']._serialized_end=951
-  _globals['_EVALUATION_OTHERMETRICSENTRY']._serialized_start=894
-  _globals['_EVALUATION_OTHERMETRICSENTRY']._serialized_end=945
-  _globals['_ROUNDSUMMARY']._serialized_start=954
-  _globals['_ROUNDSUMMARY']._serialized_end=1295
-  _globals['_WEIGHTSTRANSFER']._serialized_start=1297
-  _globals['_WEIGHTSTRANSFER']._serialized_end=1363
+  _globals['_EVALUATION']._serialized_end=1067
+  _globals['_EVALUATION_OTHERMETRICSENTRY']._serialized_start=958
+  _globals['_EVALUATION_OTHERMETRICSENTRY']._serialized_end=1009
+  _globals['_EVALUATION_DEFINITIONSENTRY']._serialized_start=1011
+  _globals['_EVALUATION_DEFINITIONSENTRY']._serialized_end=1061
+  _globals['_ROUNDSUMMARY']._serialized_start=1070
+  _globals['_ROUNDSUMMARY']._serialized_end=1411
+  _globals['_WEIGHTSTRANSFER']._serialized_start=1413
+  _globals['_WEIGHTSTRANSFER']._serialized_end=1479
 # @@protoc_insertion_point(module_scope)

@@ -77,7 +77,7 @@ class EvaluationSums(_message.Message):
     def __init__(self, sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics", "one_answer", "notes")
+    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics", "one_answer", "notes", "definitions")
     class OtherMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,13 @@ class Evaluation(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class DefinitionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +99,7 @@ class Evaluation(_message.Message):
     OTHER_METRICS_FIELD_NUMBER: _ClassVar[int]
     ONE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     metric: str
     value: float
@@ -99,7 +107,8 @@ class Evaluation(_message.Message):
     other_metrics: _containers.ScalarMap[str, float]
     one_answer: bool
     notes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ..., one_answer: bool = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+    definitions: _containers.ScalarMap[str, str]
+    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ..., one_answer: bool = ..., notes: _Optional[_Iterable[str]] = ..., definitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
     __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched", "local_steps")

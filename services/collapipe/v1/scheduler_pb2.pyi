@@ -32,6 +32,7 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_SUCCEEDED: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_CANCELLED: _ClassVar[JobState]
+    JOB_STATE_UNREADABLE: _ClassVar[JobState]
 
 class IncidentCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -70,6 +71,7 @@ JOB_STATE_RUNNING: JobState
 JOB_STATE_SUCCEEDED: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
+JOB_STATE_UNREADABLE: JobState
 INCIDENT_CODE_UNSPECIFIED: IncidentCode
 INCIDENT_CODE_HOST_LOST: IncidentCode
 INCIDENT_CODE_HOST_LEFT_OUT: IncidentCode

@@ -9,7 +9,12 @@ from collapipe.errors import CorruptDataError, NotFoundError, PeerLostError, Wro
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.edge_server_pb2 import ExportModelResponse
-from collapipe.v1.scheduler_pb2 import JOB_STATE_RUNNING, JOB_STATE_SUCCEEDED, JobStatus
+from collapipe.v1.scheduler_pb2 import (
+    JOB_STATE_QUEUED,
+    JOB_STATE_RUNNING,
+    JOB_STATE_SUCCEEDED,
+    JobStatus,
+)
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.job_files import load_preset
 
@@ -35,6 +40,16 @@ def test_watch_leaves_out_signs_of_life_unless_asked(
     fake.events = [Event(), Event(status=JobStatus(state=JOB_STATE_SUCCEEDED)), Event()]
     assert len(list(client.watch("job-1"))) == 1
     assert len(list(client.watch("job-1", signs_of_life=True))) == 3
+
+
+def test_lines_are_those_of_watch(client: CollaPipeClient, fake: FakeServices) -> None:
+    waiting = JobStatus(state=JOB_STATE_QUEUED, message="waits for a job")
+    fake.events = [
+        Event(status=waiting),
+        Event(),
+        Event(status=JobStatus(state=JOB_STATE_SUCCEEDED)),
+    ]
+    assert list(client.lines("job-1")) == ["queued: waits for a job", "succeeded"]
 
 
 def test_watch_goes_on_where_it_stopped_when_the_scheduler_is_back(

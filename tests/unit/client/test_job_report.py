@@ -34,6 +34,23 @@ def records(*rounds: dict[str, Any], **job: Any) -> JobRecords:
     return JobRecords(first, [{"every": 1, "round": n, **r} for n, r in enumerate(rounds, 1)])
 
 
+def test_report_names_all_metrics_with_their_definitions(tmp_path: Path) -> None:
+    evaluation = {
+        "metric": "accuracy",
+        "value": 0.99,
+        "rows": 100,
+        "round": 1,
+        "metrics": {"accuracy": 0.99, "macro_f1": 0.4975},
+        "definitions": {"accuracy": "a share of rows", "macro_f1": "a mean over labels"},
+    }
+    found = records({"metrics": evaluation["metrics"]}, evaluation=evaluation)
+    path = tmp_path / "report.html"
+    write_job_report(path, found, [], "collapipe jobs report demo-1")
+    text = Page(path).text
+    assert "accuracy 0.99, macro_f1 0.4975 on 100 held-out rows" in text
+    assert "a share of rows" in text and "a mean over labels" in text
+
+
 def test_job_without_rounds_has_a_report_and_words_of_others_are_no_html(tmp_path: Path) -> None:
     found = records(message="<script>alert(1)</script>", trouble=["a & b"], state="preparing")
     assert draw_plots(found) == []

@@ -2,7 +2,13 @@ import time
 
 import pytest
 
-from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_RUNNING, JobStatus
+from collapipe.v1.job_pb2 import Evaluation
+from collapipe.v1.scheduler_pb2 import (
+    JOB_STATE_CANCELLED,
+    JOB_STATE_RUNNING,
+    JOB_STATE_UNREADABLE,
+    JobStatus,
+)
 
 from .commands import run, run_json, run_lines
 from .fake_services import FakeServices
@@ -69,10 +75,43 @@ def test_delete_asks_unless_told_yes_and_deletes_each_job_once(
 
 
 def test_show_tells_what_is_known_of_a_job(fake: FakeServices, remote: list[str]) -> None:
-    fake.jobs[0].evaluation.metric, fake.jobs[0].evaluation.value = "accuracy", 0.5
+    fake.jobs[0].evaluation.CopyFrom(
+        Evaluation(
+            metric="accuracy",
+            value=0.5,
+            other_metrics={"macro_f1": 0.25},
+            definitions={"accuracy": "a share"},
+            one_answer=True,
+        )
+    )
     shown = run("jobs", "show", "a", *remote).stdout
-    for words in ("a-1 (a)", "running", "0 of 5", "accuracy 0.5000 after 0", "4,210.0 MB"):
+    for words in ("a-1 (a)", "running", "0 of 5", "accuracy 0.5000, macro_f1 0.2500", "4,210.0 MB"):
         assert words in shown
+    assert "accuracy: a share" in shown and "  warning: " in shown
+
+
+def test_nothing_is_cut_where_the_output_is_no_terminal(
+    fake: FakeServices, remote: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = JobStatus(job_id=f"{'long-' * 20}1", name="n" * 90, state=JOB_STATE_RUNNING)
+    fake.jobs[:] = [long]
+    _, line, *_ = run("jobs", "list", *remote).stdout.splitlines()
+    assert line.split()[:3] == [long.job_id, long.name, "running"]
+
+
+def test_job_that_cannot_be_read_is_listed_and_never_the_default(
+    fake: FakeServices, remote: list[str]
+) -> None:
+    damaged = JobStatus(job_id="z-1", state=JOB_STATE_UNREADABLE, message="job.json is damaged")
+    fake.jobs[:] = [damaged]
+    listed = run("jobs", "list", *remote).stdout
+    assert "z-1" in listed and "unreadable" in listed
+    assert "job.json is damaged" in run("jobs", "show", "z-1", *remote).stdout
+    [document] = run_json("jobs", "list", *remote)["jobs"]
+    assert document["state"] == "unreadable"
+    run("watch", *remote, code=2)
+    assert run_lines("jobs", "prune", "--keep", "0", "--yes", *remote) == []
 
 
 def test_prune_deletes_the_oldest_jobs_that_have_ended_and_no_others(

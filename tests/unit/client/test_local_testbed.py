@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 from killed_processes import kill, restart
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from collapipe.certificates import pki
 from collapipe.certificates.private_files import PASSPHRASE_VARIABLE
+from collapipe.documents import write_document
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation, EmulationFile
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import Security
@@ -25,7 +27,13 @@ from collapipe_client.endpoint import EndpointOptions, find_endpoint
 from collapipe_client.local_testbed import LocalTestbed
 from collapipe_client.testbed_certificates import USER, LocalCertificates
 from collapipe_client.testbed_options import share_out
-from collapipe_client.testbed_processes import Device, command, expand_clusters, services
+from collapipe_client.testbed_processes import (
+    Device,
+    command,
+    expand_clusters,
+    say_shared_cores,
+    services,
+)
 from collapipe_client.workspace import Workspace
 
 from .fake_services import FakeServices
@@ -56,6 +64,31 @@ def detached(processes: PretendedProcesses, folder: Path) -> Iterator[Callable[.
 def certificate_of(folder: Path, name: str) -> Any:
     path = folder / "certificates" / "issued" / name / "cert.pem"
     return pki.read_certificate(path.read_bytes())
+
+
+@pytest.mark.parametrize(("num_cores", "named"), [(1, "1 core "), (2, "2 cores "), (8, None)])
+def test_processes_that_share_cores_are_told(num_cores: int, named: str | None) -> None:
+    told = say_shared_cores(8, num_cores)
+    assert (named is not None) == bool(told)
+    assert named is None or (told.startswith("8 processes ") and named in told)
+
+
+def test_metrics_are_read_without_the_proxy_of_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # Nothing listens there.
+    monkeypatch.delenv("no_proxy", raising=False)
+    registry = CollectorRegistry()
+    Gauge("answer", "A value.", registry=registry).set(42)
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    try:
+        address = f"127.0.0.1:{server.server_port}"
+        write_document(Workspace(folder).ready_file("host"), {"metrics_address": address})
+        assert "answer 42.0" in LocalTestbed([1], folder, insecure=True).metrics("host")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def test_testbed_starts_every_process_and_ends_it(

@@ -8,6 +8,7 @@ from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.model_use_pb2 import AnswerPiece, ModelOutput
 from collapipe.v1.scheduler_pb2 import JobStatus
 from collapipe_client import client
+from collapipe_client.message_json import to_document
 
 from .commands import run, run_json, run_lines
 from .fake_services import FakeServices
@@ -77,14 +78,19 @@ def test_evaluate_sends_the_files_and_prints_the_metrics_and_notes(
 ) -> None:
     for name, content in (("a.en", "abc"), ("a.de", "de")):
         (tmp_path / name).write_text(content, encoding="utf-8")
-    evaluation = Evaluation(num_rounds=3, metric="bleu", value=12.5, num_rows=7)
+    evaluation = Evaluation(num_rounds=3, metric="bleu", value=12.5, num_rows=1, one_answer=True)
+    evaluation.definitions["bleu"] = "by a tool"
+    evaluation.other_metrics.update({"z": 2, "a": 1})
     evaluation.notes.append("a label is unknown")
     two_answers.outputs = [ModelOutput(evaluation=evaluation)]
     files = f"{tmp_path}/a.en,{tmp_path}/a.de"
     command = ("evaluate", "demo", "--data", files, *two_answers.options)
     result = run(*command)
-    assert result.stdout == "bleu 12.5000 after 3 rounds (7 rows)\n"
-    assert result.stderr == "a label is unknown\n"
+    values, *definitions = result.stdout.splitlines()
+    assert values == "bleu 12.5000, a 1.0000, z 2.0000 after 3 rounds (1 row)"
+    assert definitions == ["  bleu: by a tool"]
+    noted, warned = result.stderr.splitlines()
+    assert noted == "a label is unknown" and warned.startswith("warning: ")
     assert two_answers.evaluated == b"abcde"
     [start] = two_answers.uses
     assert [(f.name, f.total_bytes) for f in start.use.evaluation.files] == [
@@ -92,8 +98,8 @@ def test_evaluate_sends_the_files_and_prints_the_metrics_and_notes(
         (f"{tmp_path}/a.de", 2),
     ]
     document = run_json(*command)
-    assert (document["metric"], document["value"], document["num_rows"]) == ("bleu", 12.5, 7)
-    assert document["notes"] == ["a label is unknown"]
+    assert document == {"event": "evaluation", **to_document(evaluation)}
+    assert document["other_metrics"] == {"a": 1.0, "z": 2.0} and document["one_answer"]
 
 
 @pytest.mark.parametrize(

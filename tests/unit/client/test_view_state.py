@@ -31,7 +31,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client import live_view
 from collapipe_client.live_picture import render
-from collapipe_client.live_view import PlainDisplay, event_document
+from collapipe_client.live_view import PlainDisplay, event_document, make_display
 from collapipe_client.trouble import incident_lines, say_clock, say_trouble
 from collapipe_client.view_state import PREPARATION, JobView, apply_event, progress_lines
 
@@ -115,6 +115,17 @@ def test_late_clusters_are_named_when_a_round_is_committed(late: list[int], word
     committed = RoundCommitted(num_rounds=1, round_seconds=12.5, late_clusters=late)
     lines = _lines(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))
     assert lines[-1] == f"round 1/2 committed in 12.5 s without {words}"
+
+
+def test_time_of_the_evaluation_in_a_round_is_told_without_late_clusters() -> None:
+    summaries = [RoundSummary(evaluation_seconds=seconds) for seconds in (2.0, 4.5, 9.0)]
+    committed = RoundCommitted(
+        num_rounds=1, round_seconds=12.5, summaries=summaries, late_clusters=[2]
+    )
+    view = _view(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))
+    assert view.evaluation_seconds == 4.5
+    last = _lines(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))[-1]
+    assert "committed in 12.5 s, of which 4.5 s " in last
 
 
 def test_cluster_that_ended_early_is_told_with_its_steps_and_a_late_one_is_not() -> None:
@@ -312,7 +323,7 @@ def _large(num_clusters: int, num_devices: int) -> tuple[JobView, dict[str, Any]
             "ends": {"low": 1100, "middle": 1130, "high": 1200},
             "ends_by": "the last rounds",
         },
-        "job": {"held_back": [{"cluster": 0, "by": by, "share": 0.87}]},
+        "job": {"held_back": [{"cluster": 0, "by": by, "share": 0.87, "is_measured": True}]},
         "details": details,
     }
     return _view(*events), snapshot
@@ -329,7 +340,7 @@ def test_picture_has_the_whole_job_in_every_width(width: int) -> None:
         "31%  2 min 10 s left (1 min 40 s to 3 min 20 s)\n",
         "  cluster 1 ",
         "  > device-1-1",
-        "bottleneck, 87% of the time busy: the processor of device-0-1",
+        "bottleneck, 87% busy: the processor of device-0-1",
         "  waits for: cluster 0, step 3: edge-server waits for frames",
         "  idle: device-0-idle, device-1-idle\n",
         "  plan of round 2: device-0-1 takes block 2 from device-0-0 (predicted: 6.2 s",
@@ -410,12 +421,25 @@ def test_change_of_a_plan_is_a_line() -> None:
     assert "round 2" in last and last.endswith(": device-0-1 takes block 2")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_events_go_to_standard_output_and_notes_elsewhere(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    display = make_display(as_json)
+    display.note("waiting for the scheduler")
+    display.show(_RUNNING)
+    printed = capsys.readouterr()
+    assert printed.err == "waiting for the scheduler\n"
+    [line] = printed.out.splitlines()
+    assert "running" in line
+
+
 def test_plain_lines_say_how_many_processes_serve_only_when_it_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_view, "_SERVING_SECONDS", -1.0)
     file = io.StringIO()
-    display = PlainDisplay(Console(file=file, width=80))
+    display = PlainDisplay(Console(file=io.StringIO()), Console(file=file, width=80))
     for num_serving in (1, 1, 1, 4, 4):
         display.serving(num_serving, 10)
     assert file.getvalue() == "1 of 10 processes serve\n4 of 10 processes serve\n"

@@ -234,6 +234,18 @@ def test_prediction_is_compared_with_the_round_without_its_evaluation(
     assert any("far off" in line for line in explain(DECISION, committed)) == is_far
 
 
+@pytest.mark.parametrize(("evaluation", "is_named"), [(0.0, False), (0.01, False), (1.5, True)])
+def test_long_evaluation_names_the_setting_that_leaves_it_out(
+    evaluation: float, is_named: bool
+) -> None:
+    summary = RoundSummary(training_seconds=10.0, evaluation_seconds=10 * evaluation)
+    committed = RoundCommitted(round_seconds=10 * (1 + evaluation), summaries=[summary])
+    named = [line for line in explain(DECISION, committed) if "training.evaluate_every" in line]
+    assert len(named) == is_named
+    assert not is_named or "saves 15 s of 25 s (60%)" in named[0]
+    assert not any("training.evaluate_every" in line for line in explain(DECISION))
+
+
 def test_explanation_compares_with_equal_segments() -> None:
     decision = decided("proportional", (10.0, 10.0, 40.0))
     equal = lasting(decide_round(decision.question.problem, "pipeline").prediction)

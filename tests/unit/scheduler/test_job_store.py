@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import time
@@ -203,8 +204,19 @@ def test_job_that_cannot_be_read_is_left_out_and_the_others_are_not(
     if damage == "config":  # a setting that this version does not know
         damage = path.read_text("utf-8").replace("clusters", "klusters")
     path.write_text(damage, "utf-8")
-    assert ids_of(JobStore(tmp_path)) == [good]
+    restarted = JobStore(tmp_path)
+    assert ids_of(restarted) == [good]
     assert str(path) in caplog.text
+    listed = restarted.statuses()
+    assert [(each.job_id, each.state) for each in listed] == [
+        (bad, scheduler_pb2.JOB_STATE_UNREADABLE),
+        (good, scheduler_pb2.JOB_STATE_QUEUED),
+    ]
+    assert str(path) in listed[0].message
+    with pytest.raises(CorruptDataError, match=re.escape(str(path))):
+        restarted.get(bad)
+    with pytest.raises(CorruptDataError):
+        restarted.delete(bad, "a person asked")
 
 
 def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path, store: JobStore) -> None:

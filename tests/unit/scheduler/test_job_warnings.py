@@ -11,7 +11,7 @@ import pytest
 
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.job_preparation import describe_data
+from collapipe.scheduler.job_preparation import describe_data, say_passes
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.job_warnings import (
@@ -79,6 +79,12 @@ def test_rows_that_are_held_out_and_their_labels_are_told(
 
 def test_labels_of_held_out_rows_that_training_rows_have_are_not_told() -> None:
     assert describe_data(with_data(held_out="b.jsonl"), WET, ["warm", "wet"]) == []
+
+
+def test_passes_over_the_data_are_told() -> None:
+    config = job(training={"rounds": 10, "local_steps": 20, "mini_batch": 8})
+    assert "200 steps of 8 rows, which is 0.43 times the 3,712 " in say_passes(config, [3712])
+    assert "400 steps of 8 rows, which is 3.2 times the 1,000 " in say_passes(config, [400, 600])
 
 
 def test_notes_stay_short() -> None:

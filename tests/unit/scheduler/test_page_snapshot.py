@@ -374,6 +374,59 @@ def test_job_tells_which_clusters_it_uses_unless_they_are_the_first_ones() -> No
         assert status_of(document, ())["host_clusters"] == told
 
 
+LINKS = [
+    {"limit_bps": 1e6, "forward_bps": 9e5, "backward_bps": None},
+    {"limit_bps": None, "forward_bps": 5e7, "backward_bps": 5e7},
+]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "busy", "found"),
+    [
+        (
+            "stage 1",
+            (0.2, 0.52, 0.95),
+            ("stage 2", 0.95),
+        ),  # The busiest host, not the predicted one.
+        ("stage 1", (0.2, 0.95, 0.95), ("stage 1", 0.95)),
+        ("edge server", (0.2, 0.95, 0.95), ("stage 2", 0.95)),
+        ("stage 1", (0.2, 0.52, 0.78), ("forward link 0", 0.9)),
+        ("link 0", (0.2, 0.52, 0.78), ("link 0", 0.9)),
+        ("link 1", (0.2, 0.52, 0.78), ("link 1", None)),  # Its limit is not known.
+        ("window 0", (0.2, 0.52, 0.78), ("window 0", None)),
+        ("stage 1", (0.2, None, 0.78), ("stage 1", None)),
+        (None, (0.2, 0.52, 0.78), (None, None)),
+    ],
+)
+def test_bottleneck_is_the_part_with_the_largest_share_that_is_shown(
+    predicted: str | None,
+    busy: tuple[float | None, ...],
+    found: tuple[str | None, float | None],
+) -> None:
+    assert snapshot.bottleneck_of(predicted, [{"busy": each} for each in busy], LINKS) == found
+
+
+def test_page_names_the_host_with_the_longest_bar(world: World, document: JobDocument) -> None:
+    of = hosts()
+    pipeline = begin_round(world, document, of)
+    at = world.clock.now
+    world.source.series = [
+        Series(
+            of.by_id[host_id].metrics_address,
+            "collapipe_stage_forward_seconds_sum",
+            (),
+            ((at - 4, 1.0), (at, 1.0 + 4 * share)),
+        )
+        for host_id, share in zip(pipeline, (0.1, 0.3, 0.2, 0.78, 0.4), strict=False)
+    ]
+    sections = world.sections()
+    bars = {host["id"]: host["busy"] for host in sections["details"]["0"]["pipeline"]}
+    busiest = max(bars, key=lambda host_id: bars[host_id] or 0)
+    [held_back] = sections["job"]["held_back"]
+    assert held_back["share"] == bars[busiest] and held_back["is_measured"]
+    assert held_back["by"] == f"the processor of {busiest}"
+
+
 def test_busy_share_counts_every_slice() -> None:
     predicted = {"mini_batch_seconds": 4.0, "bottleneck_seconds": 0.25}
     for num_slices, share in ((4, 0.5), (0, 0.12)):

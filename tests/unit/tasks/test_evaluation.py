@@ -3,7 +3,8 @@
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 import torch
 from reference.tiny_jobs import make_job as make_tiny_job
 from reference.tiny_jobs import write_rows
+from sklearn.metrics import accuracy_score, f1_score  # type: ignore[import-untyped]
 from torch import Tensor
 
 from collapipe.evaluation import (
-    LABEL_SQUARES,
-    LABELS,
+    PREDICTED,
+    RIGHT,
     ROWS,
+    TRUE,
     add_sums,
     compute_metrics,
     first_places,
+    of_class,
     say_long_rows,
 )
 from collapipe.job import JobConfig
@@ -138,32 +142,63 @@ def test_evaluation_is_made_when_the_last_cluster_has_counted() -> None:
     assert math.isnan(compute_metrics("instruction", clusters[1])["perplexity"])
 
 
-def counted(kind: str, right: int, *predicted: int) -> Evaluation:
-    """Evaluates two clusters whose models predict labels, or so many entities."""
-    made = None
-    evaluations = Evaluations(kind, 2)
-    for index, labels in enumerate((predicted[:2], predicted[2:])):
-        squares = sum(label**2 for label in labels)
-        sums = {"rows": len(labels), "right": right / 2, "true": 1, "predicted": sum(labels)}
-        sums |= {LABELS: sum(labels), LABEL_SQUARES: squares}
-        made = evaluations.add(index, EvaluationSums(sums=sums), 1)
-    assert made is not None
-    return made
+def class_counts(truth: Sequence[int], predicted: Sequence[int]) -> dict[str, float]:
+    """Counts rows of classes as a cluster does."""
+    right = [each for each, other in zip(truth, predicted, strict=True) if each == other]
+    sums: dict[str, float] = {ROWS: len(truth)}
+    for name, ids in ((TRUE, truth), (PREDICTED, predicted), (RIGHT, right)):
+        sums |= {of_class(name, each): number for each, number in Counter(ids).items()}
+    return sums
 
 
-def test_model_with_the_same_answer_for_all_rows_is_found() -> None:
-    assert counted("classification", 2, 3, 3, 3, 3).one_answer
-    assert not counted("classification", 4, 3, 3, 3, 3).one_answer  # All rows are of this class.
-    assert not counted("classification", 2, 3, 3, 3, 4).one_answer
-    # The clusters differ, although each of them has only one class.
-    assert not counted("classification", 2, 3, 3, 4, 4).one_answer
-    assert counted("ner", 0, 0, 0, 0, 0).one_answer
-    assert not counted("ner", 0, 0, 0, 0, 1).one_answer
+def evaluated(kind: str, *clusters: dict[str, float]) -> Evaluation:
+    evaluations = Evaluations(kind, len(clusters))
+    made = [
+        evaluations.add(index, EvaluationSums(sums=sums), 1) for index, sums in enumerate(clusters)
+    ]
+    assert made[-1] is not None
+    return made[-1]
+
+
+@pytest.mark.parametrize(
+    ("truth", "predicted", "is_one"),
+    [
+        ([0, 1, 1, 1], [1, 1, 1, 1], True),
+        ([1, 1, 1, 1], [1, 1, 1, 1], False),  # All rows are of this class.
+        ([0, 1, 1, 1], [0, 1, 1, 2], False),
+        # The clusters differ, although each of them has only one class.
+        ([0, 1, 1, 1], [0, 0, 1, 1], False),
+        ([-100, 2, 0, 2], [2, 2, 2, 2], True),  # A label that no training row has.
+        ([0] + [1] * 99, [1] * 100, True),
+    ],
+)
+def test_accuracy_comes_with_macro_f1_and_the_largest_class(
+    truth: list[int], predicted: list[int], is_one: bool
+) -> None:
+    half = len(truth) // 2
+    parts = [
+        class_counts(truth[part], predicted[part]) for part in (slice(half), slice(half, None))
+    ]
+    evaluation = evaluated("classification", *parts)
+    assert evaluation.metric == "accuracy"
+    assert evaluation.value == pytest.approx(accuracy_score(truth, predicted))
+    assert evaluation.other_metrics == {
+        "macro_f1": pytest.approx(f1_score(truth, predicted, average="macro")),
+        "largest_class": max(Counter(truth).values()) / len(truth),
+    }
+    assert evaluation.one_answer == is_one
+
+
+@pytest.mark.parametrize(("num_predicted", "is_one"), [(0, True), (1, False)])
+def test_model_without_any_entity_is_found(num_predicted: int, is_one: bool) -> None:
+    counts = {RIGHT: 0.0, PREDICTED: num_predicted, TRUE: 1.0}
+    sums = {ROWS: 2.0, **counts, **{f"strict_{name}": each for name, each in counts.items()}}
+    assert evaluated("ner", sums, sums).one_answer == is_one
 
 
 def test_counts_of_another_model_are_forgotten_and_those_of_a_failed_cluster_stay() -> None:
     evaluations = Evaluations("classification", 2)
-    sums = EvaluationSums(sums={"rows": 4, "right": 3})
+    sums = EvaluationSums(sums=class_counts([0, 0, 1, 1], [0, 0, 1, 0]))
     assert evaluations.add(0, sums, 1) is None
     # The other cluster was late before it had evaluated that model.
     assert evaluations.add(1, sums, 2) is None

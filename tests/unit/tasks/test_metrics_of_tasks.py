@@ -4,12 +4,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from sacrebleu.metrics.bleu import BLEU
+from seqeval.metrics import f1_score  # type: ignore[import-untyped]
+from seqeval.scheme import IOB2  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 from collapipe.errors import InvalidInputError, WrongStateError
-from collapipe.evaluation import make_evaluation
+from collapipe.evaluation import add_sums, bleu_tokenizer, make_evaluation
 from collapipe.models import adapter_class
 from collapipe.tasks import Task
+from collapipe.tasks.translation import count_writings
 
 LoadRows = Callable[..., Task]
 
@@ -88,6 +92,35 @@ def test_entity_f1_needs_exact_span_and_type(ner: Task) -> None:
     assert score(ner, other_type) == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(
+    ("tags", "same"),
+    [
+        (["B-person", "I-person", "O", "O", "B-place"], True),
+        (["O", "I-person", "O", "O", "I-place"], False),  # No B- begins these entities.
+        (["B-place", "I-person", "O", "O", "B-place"], False),  # The type changes within an entity.
+        (["O", "O", "O", "O", "O"], True),
+    ],
+)
+def test_entity_f1_is_that_of_seqeval_in_both_modes(
+    load_rows: LoadRows, tags: list[str], same: bool
+) -> None:
+    task = load_rows("ner", "\n".join(SENTENCES[:1] * 6))
+    [truth] = {example.row.labels for example in task._held_out}
+    names = task.labels
+    predictions = []
+    for batch in task.held_out_micro_batches(2):
+        labels = batch.tensors["labels"].clone()
+        for row in labels:
+            row[row != -100] = torch.tensor([names.index(tag) for tag in tags])
+        predictions.append(labels.clamp(min=0))
+    rows = [list(truth)] * 6, [tags] * 6
+    lenient, strict = f1_score(*rows), f1_score(*rows, mode="strict", scheme=IOB2)
+    assert task.score(predictions) == pytest.approx(
+        {"entity_f1": lenient, "strict_entity_f1": strict}
+    )
+    assert (lenient == strict) == same
+
+
 def test_entities_beyond_the_length_limit_are_misses(load_rows: LoadRows) -> None:
     # [CLS], four of the five words, [SEP]: "London" is cut off in 2 of 6 rows.
     task = load_rows("ner", "\n".join(SENTENCES * 2), task={"max_length": 6})
@@ -127,6 +160,43 @@ def test_bleu_of_the_truth_is_100_and_padding_does_not_count(translation: Task) 
     empty = [torch.full_like(label, special["eos_token"]) for label in truth]
     assert score(translation, empty) == 0.0
     assert score(translation, truth[::-1]) < 50.0  # Each translation belongs to another sentence.
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "targets"),
+    [
+        ("13a", ["ein Hund läuft im grünen Gras", "das Zeichen 中 ist ein Wort"]),
+        ("zh", ["一只狗在绿色的草地上奔跑。", "OpenAI 发布了 ChatGPT 新版本。"]),
+        ("char", ["犬が緑の芝生を走っています。", "二人の男性が本を読んでいる。"]),
+        ("char", ["개가 푸른 잔디밭에서 달립니다.", "두 남자가 책을 읽고 있다."]),
+        ("char", ["สุนัขวิ่งบนหญ้าสีเขียว", "ผู้ชายสองคนกำลังอ่านหนังสือ"]),
+        ("13a", ["собака бежит по зелёной траве", "двое мужчин читают книгу дома"]),
+    ],
+)
+def test_bleu_has_the_tokenizer_of_the_writing_and_its_signature(
+    load_rows: LoadRows, tokenizer: str, targets: list[str]
+) -> None:
+    rows = [{"en": f"row {number}", "de": text} for number, text in enumerate(targets * 3)]
+    task = load_rows("translation", rows, model={"family": "marian"})
+    special = special_token_ids(task.vocabulary)
+    truth = truth_of(task, special["pad_token"])
+    assert score(task, truth) == pytest.approx(100)
+    for batch in truth:
+        batch[:, 3] = special["pad_token"]  # A token is missing.
+    sums = task.sums(truth)
+    evaluation = make_evaluation("translation", sums, 1)
+    decoded = [task._vocabulary.decode(row) for batch in truth for row in batch.tolist()]
+    wanted = [task._held_out[index].row.texts[1] for index in task._by_length()]
+    plain = BLEU(tokenize=tokenizer)
+    assert evaluation.value == pytest.approx(plain.corpus_score(decoded, [wanted]).score)
+    assert 0 < evaluation.value < 100
+    assert str(plain.get_signature()) in evaluation.definitions["bleu"]
+
+
+def test_tokenizer_of_bleu_does_not_depend_on_the_division_of_rows() -> None:
+    chinese, german = (count_writings([text]) for text in ("一只狗在跑。", "ein Hund"))
+    assert [bleu_tokenizer(each) for each in (chinese, german)] == ["zh", "13a"]
+    assert bleu_tokenizer(add_sums([chinese, german])) == "zh"
 
 
 def test_translations_that_are_all_alike_are_found(translation: Task) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.job_store import JobDocument
-from collapipe.scheduler.web.values import Value, mean, number, text
+from collapipe.scheduler.round_sum import evaluation_delay
+from collapipe.scheduler.web.values import Value, mean, metrics_of, number, text
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
 MOST_EVENTS = 60
@@ -173,6 +174,9 @@ def status_of(document: JobDocument, queued: Sequence[str]) -> Value:
             "value": number(evaluation.value),
             "rows": evaluation.num_rows,
             "round": evaluation.num_rounds,
+            "metrics": metrics_of(evaluation),
+            "definitions": dict(sorted(evaluation.definitions.items())),
+            "one_answer": evaluation.one_answer,
         }
     if document.job_id in queued:
         status["queue_position"] = 1 + queued.index(document.job_id)
@@ -231,11 +235,19 @@ def _event(event: Event, began: float) -> Value | None:
     elif kind == "round_committed":
         committed = event.round_committed
         late = ", ".join(map(str, committed.late_clusters))
+        in_time = [s for i, s in enumerate(committed.summaries) if i not in committed.late_clusters]
+        evaluation = evaluation_delay(in_time)
         words = f"round {committed.num_rounds} is committed after {committed.round_seconds:.1f} s"
+        words += f", of which {evaluation:.1f} s evaluated the model" if evaluation else ""
         words += f" without clusters {late}" if late else ""
     elif kind == "evaluation":
         num_rounds = event.evaluation.num_rounds
-        words = f"{event.evaluation.metric} is {event.evaluation.value:.4f} after {num_rounds} round{'s' * (num_rounds != 1)}"
+        values = [
+            f"{name} {value:.4f}"
+            for name, value in metrics_of(event.evaluation).items()
+            if value is not None
+        ]
+        words = f"{', '.join(values)} after {num_rounds} round{'s' * (num_rounds != 1)}"
     elif kind == "status":
         state, message = _state(event.status.state), event.status.message
         words = f"{state}: {message}" if message else state

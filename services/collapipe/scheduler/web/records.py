@@ -17,6 +17,7 @@ from collapipe.scheduler.web.values import (
     Value,
     links,
     mean,
+    metrics_of,
     number,
     stages,
     text,
@@ -89,9 +90,7 @@ class Records:
                 "fetched_bytes": sum(s.fetched_bytes for s in committed.summaries),
             }
             if result.evaluation is not None:
-                metrics = {result.evaluation.metric: result.evaluation.value}
-                metrics |= result.evaluation.other_metrics
-                summary["metrics"] = {name: number(value) for name, value in metrics.items()}
+                summary["metrics"] = metrics_of(result.evaluation)
         return summary
 
     def round(self, job_id: str, index: int, *, explained: bool = True) -> Value:

@@ -123,7 +123,7 @@ class Snapshots:
                 str(index): self._details(base, index, members[index]) for index in wanted
             }
             jobs = [*base.jobs, *self._unlisted(base, focus.job_id)]
-            job = self._job(base, focus.job_id)
+            job = self._job(base, focus.job_id, members)
             return {**base.sections, "jobs": jobs, "details": details, "job": job}
 
     def of_job(self, job_id: str, clusters: Sequence[int] = ()) -> Value:
@@ -247,7 +247,7 @@ class Snapshots:
         """Tells the hosts and links of a cluster, in the order of its pipeline, then those that take no part."""
         edge = [s for s in base.statuses if s.host.role == EDGE_SERVER]
         statuses = {s.host.host_id: s for s in [*members, *edge]}
-        detail: Value = {"pipeline": [], "links": [], "bottleneck": None}
+        detail: dict[str, Any] = {"pipeline": [], "links": [], "bottleneck": None}
         used: set[str] = set()
         if cluster in base.of_cluster:
             one, index = base.of_cluster[cluster]
@@ -267,7 +267,9 @@ class Snapshots:
                 for stage, told in zip(plan.stages, stages(plan.stages), strict=True)
             ]
             detail["links"] = [_with_rates(link, base.rates) for link in links(plan)]
-            detail["bottleneck"] = predicted.get("bottleneck")
+            detail["bottleneck"], detail["bottleneck_busy"] = bottleneck_of(
+                predicted.get("bottleneck"), detail["pipeline"], detail["links"]
+            )
         others = [s for s in members if s.host.host_id not in used]
         # Hosts with a problem first: they must not be among those that are left out.
         others.sort(key=lambda s: (s.alive and not s.suspicion, s.host.role != CONTROL_UNIT))
@@ -308,7 +310,9 @@ class Snapshots:
         document = None if one.round_seconds else self._round(one)
         return one.end(prediction_of(decision_of(document)).get("full_round_seconds", math.nan))
 
-    def _job(self, base: _Base, job_id: str) -> Value | None:
+    def _job(
+        self, base: _Base, job_id: str, members: Mapping[int, list[scheduler_pb2.HostStatus]]
+    ) -> Value | None:
         """Tells more of one job. Without its id, it is the one that comes first."""
         documents = self._jobs.all()
         chosen = next((one for one in documents if one.job_id == job_id), None)
@@ -322,10 +326,15 @@ class Snapshots:
         if one is not None:
             told |= one.detail()
         if one is not None and not chosen.has_ended:
-            told["held_back"] = self._held_back(one)
+            told["held_back"] = self._held_back(base, one, members)
         return told
 
-    def _held_back(self, one: WatchedJob) -> list[Value]:
+    def _held_back(
+        self,
+        base: _Base,
+        one: WatchedJob,
+        members: Mapping[int, list[scheduler_pb2.HostStatus]],
+    ) -> list[Value]:
         """Names the clusters that need the most time for the round, the slowest first, and what limits each of them."""
         decision = decision_of(self._round(one))
         host_clusters = config_of(one.document).host_clusters
@@ -334,14 +343,54 @@ class Snapshots:
         ]
         predicted = [each for each in predicted if each[0]]
         predicted.sort(key=lambda each: -each[0]["round_seconds"])
-        return [
-            {
-                "cluster": host_clusters[i],
-                "by": say_bottleneck(each["bottleneck"], each["bottleneck_seconds"], one.plan(i)),
-                "share": _busy_share(each, one.plan(i)),
-            }
-            for each, i in predicted[:_MOST_HELD_BACK]
-        ]
+        found: list[Value] = []
+        for each, i in predicted[:_MOST_HELD_BACK]:
+            detail: dict[str, Any] = self._details(
+                base, host_clusters[i], members.get(host_clusters[i], [])
+            )
+            name, share = detail["bottleneck"], detail.get("bottleneck_busy")
+            seconds = each["bottleneck_seconds"] if share is None else None
+            found.append(
+                {
+                    "cluster": host_clusters[i],
+                    "by": say_bottleneck(name or each["bottleneck"], seconds, one.plan(i)),
+                    "share": _busy_share(each, one.plan(i)) if share is None else share,
+                    "is_measured": share is not None,
+                }
+            )
+        return found
+
+
+def bottleneck_of(
+    predicted: str | None, hosts: Sequence[Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
+) -> tuple[str | None, float | None]:
+    """Chooses what limits a pipeline: the part that is busy for the largest share of the time, by the shares that are shown.
+
+    A link without a limit and an in-flight window have no such share. If one of these is predicted, or a host is not
+    measured, it is what was predicted.
+
+    Args:
+        predicted: The name of the limit in the prediction of the plan, such as "stage 2"; `None` without a prediction.
+        hosts: In the order of the pipeline, with their shares in `busy`.
+        links: As `collapipe.scheduler.web.values.links` describes them, with their rates.
+
+    Returns:
+        Its name, and its share, 0 to 1; `None` as the share if it is only predicted.
+    """
+    shares = {f"stage {i}": host.get("busy") for i, host in enumerate(hosts)}
+    if predicted is None or None in shares.values():
+        return predicted, None
+    for index, link in enumerate(links):
+        rates = [link[way] for way in ("forward_bps", "backward_bps") if link[way] is not None]
+        if rates and link["limit_bps"]:
+            share = number(min(max(rates) / link["limit_bps"], 1.0), 2)
+            shares |= {f"{way}link {index}": share for way in ("forward ", "backward ", "")}
+    expected = f"stage {len(hosts) - 1}" if predicted == "edge server" else predicted
+    if expected not in shares:
+        return predicted, None
+    # Of equal shares, the one that was predicted counts.
+    busiest = max(shares, key=lambda name: (shares[name], name == expected))
+    return busiest, shares[busiest]
 
 
 def _busy_share(predicted: Mapping[str, Any], plan: plan_pb2.Plan) -> float | None:

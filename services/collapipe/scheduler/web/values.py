@@ -7,7 +7,7 @@ from typing import Any
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.scheduler.job_store import RoundDocument
 from collapipe.unit_names import unit_words
-from collapipe.v1 import plan_pb2
+from collapipe.v1 import job_pb2, plan_pb2
 
 Value = dict[str, object]
 
@@ -30,6 +30,12 @@ def mean(values: Iterable[float]) -> float | None:
     """Returns the mean of finite values; `None` without any."""
     finite = [value for value in values if math.isfinite(value)]
     return number(sum(finite) / len(finite)) if finite else None
+
+
+def metrics_of(evaluation: job_pb2.Evaluation) -> dict[str, float | None]:
+    """Returns the values of all metrics, the main one first."""
+    metrics = [(evaluation.metric, evaluation.value), *sorted(evaluation.other_metrics.items())]
+    return {name: number(value) for name, value in metrics}
 
 
 def decision_of(document: RoundDocument | None) -> Mapping[str, Any]:

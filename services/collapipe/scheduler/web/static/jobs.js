@@ -70,10 +70,15 @@ const cells = (job, now) =>
         ["Rounds", [progressBar(job.committed / job.rounds), `${job.committed} of ${job.rounds}`]],
         ["Time", timeLeft(job, now)],
         ["Submitted", job.submitted ? day(job.submitted) : "–"],
-        ["Result", job.evaluation ? `${job.evaluation.metric} ${short(job.evaluation.value)}` : "–"],
+        ["Result", result(job.evaluation)],
         ["Size", job.stored_bytes ? bytes(job.stored_bytes) : "–"],
         ["Owner", job.owner || "everybody"],
       ];
+
+const result = (evaluation) =>
+  Object.entries(evaluation?.metrics ?? {})
+    .map(([name, value]) => `${name} ${short(value)}`)
+    .join(", ") || "–";
 
 async function cancel(job) {
   if (!confirm(`Cancel job ${job.id}? Its last commit stays.`)) return;

@@ -82,6 +82,7 @@ export function summary({ job, rounds, sections, now }) {
         job.evaluation.metric,
         short(job.evaluation.value),
         `on ${plural(job.evaluation.rows, "held-out row")}, after round ${job.evaluation.round}`,
+        otherMetrics(job.evaluation),
       ),
     tile(
       "speed",
@@ -93,11 +94,20 @@ export function summary({ job, rounds, sections, now }) {
   ];
 }
 
-// What a job would have to speed up. A lost host comes before what the plan expects.
+function otherMetrics({ metric, metrics = {}, one_answer: isOne }) {
+  const others = Object.entries(metrics).filter(([name]) => name !== metric);
+  return [
+    others.length > 0 && h("p", { class: "quiet" }, others.map(([name, value]) => `${name} ${short(value)}`).join(", ")),
+    isOne && h("p", { class: "quiet" }, "Every row gets the same answer."),
+  ];
+}
+
+// What a job would have to speed up: the busiest part, by the shares that the pipelines show. A lost host comes first.
 function heldBack(lost, clusters) {
-  const words = clusters.map(({ cluster, by, share }) => {
+  const words = clusters.map(({ cluster, by, share, is_measured: isMeasured }) => {
     const [part, seconds] = by.split(": ");
-    return [cluster, part, isNumber(share) ? `${seconds}, busy ${percent(share)} of a step` : seconds];
+    const busy = isNumber(share) && `${percent(share)} busy${isMeasured ? "" : ", as predicted"}`;
+    return [cluster, part, [seconds, busy].filter(Boolean).join(", ")];
   });
   if (lost) return tile("limit", "Held back by", lost.id, "is lost, and its cluster needs it", null, "limit");
   if (!words.length) return null;
@@ -157,13 +167,16 @@ function addTrouble(found, line) {
 
 const metrics = (rounds) => Object.keys(rounds.find((round) => round.metrics)?.metrics ?? {}).slice(0, 4);
 
+const caption = (definition) =>
+  `${definition ? `${definition}; ` : ""}on held-out rows, after each round that measured it`;
+
 // The tab with the curves of a job.
 export const curves = ({ rounds, job }) =>
   rounds.length === 0
     ? h("p", { class: "quiet" }, "Curves appear when the first round is committed.")
     : [
         chart("loss", "Loss", "of each step, mean over the clusters"),
-        metrics(rounds).map((name) => chart(`metric-${name}`, name, "on held-out rows, after each round that measured it")),
+        metrics(rounds).map((name) => chart(`metric-${name}`, name, caption(job.evaluation?.definitions?.[name]))),
         chart("speed", "Speed", "rows that all clusters trained in a second"),
         chart("time", "Time of a round", "without its evaluation, as the scheduler predicted it, and as it was"),
         rounds.some((round) => Object.keys(round.queues ?? {}).length) &&

@@ -128,9 +128,7 @@ const said = (round, detail) => [
       : "no result was recorded",
     isNumber(round.losses?.at(-1)) && `; loss ${short(round.losses.at(-1))}`,
     isNumber(round.samples_per_second) && `; ${short(round.samples_per_second)} samples/s`,
-    Object.entries(round.metrics ?? {})
-      .slice(0, 1)
-      .map(([name, value]) => `; ${name} ${short(value)}`),
+    Object.entries(round.metrics ?? {}).map(([name, value]) => `; ${name} ${short(value)}`),
     round.late?.length > 0 && `; without cluster${round.late.length > 1 ? "s" : ""} ${round.late.join(", ")}`,
   ),
 ];
