@@ -421,14 +421,14 @@ def _site(
 ) -> Site:
     """Returns where a job would run. Refuses one that would wait for hosts."""
     if endpoint is None:
-        return site_here(job, *_new_testbed(job, options), is_up=False)
+        return site_here(job, *_new_testbed(job, options), workspace, is_up=False)
     _check_is_up(job, endpoint, options)
     if endpoint.testbed is not None:
         clusters = [[Device(*device) for device in cluster] for cluster in endpoint.testbed.shape]
         _check_alive(job, endpoint.testbed)
         file = Workspace(workspace).emulation_file
         emulation = Emulation.read(file) if file.exists() else None
-        return site_here(job, clusters, emulation, is_up=True)
+        return site_here(job, clusters, emulation, workspace, is_up=True)
     memory = endpoint.device_memory()
     needed = dict(zip(job.host_clusters, map(job.num_devices, range(job.clusters)), strict=True))
     short = {i: n or 1 for i, n in needed.items() if len(memory.get(i, ())) < (n or 1)}

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ from collapipe_client.estimate_command import ask, say_details, say_missing, say
 from collapipe_client.quantities import say_duration
 from collapipe_client.reporting import print_json, say
 from collapipe_client.testbed_processes import Device, device_name
+from collapipe_client.workspace import free_disk_bytes
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Site:
         clusters: The devices of each cluster of the job.
         is_here: Whether the hosts are processes of this machine.
         num_new: How many processes would have to start.
+        folder: The workspace on this machine, which keeps the state of all services. `None` if they run elsewhere.
         notes: What the estimate leaves out.
     """
 
     clusters: Sequence[Sequence[Box]]
     is_here: bool
     num_new: int = 0
+    folder: Path | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -39,6 +43,7 @@ def site_here(
     job: JobConfig,
     clusters: Sequence[Sequence[Device]],
     emulation: Emulation | None,
+    folder: Path,
     *,
     is_up: bool,
 ) -> Site:
@@ -46,6 +51,7 @@ def site_here(
 
     Args:
         clusters: Those of the testbed.
+        folder: Its workspace.
         is_up: Whether its processes run already.
     """
     emulation = emulation or Emulation()
@@ -66,7 +72,7 @@ def site_here(
     ]
     num_new = 0 if is_up else 2 + sum(1 + len(cluster) for cluster in clusters)
     links = ("the emulated links are left out",) if emulation.links or emulation.radios else ()
-    return Site(_used(job, boxes), is_here=True, num_new=num_new, notes=links)
+    return Site(_used(job, boxes), is_here=True, num_new=num_new, folder=folder, notes=links)
 
 
 def site_elsewhere(job: JobConfig, memory: dict[int, list[int]]) -> Site:
@@ -110,7 +116,10 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool, num_rounds:
     needed = _memory_of_all(estimates, site.num_new)
     free = psutil.virtual_memory().available if site.is_here else None
     has_room = free is None or needed <= free
-    fits = all(answer["fits"] for answer in answers.values()) and has_room
+    disk_needed = _disk_of_all(job, estimates, num_rounds)
+    free_disk = None if site.folder is None else free_disk_bytes(site.folder)
+    has_disk = free_disk is None or disk_needed <= free_disk
+    fits = all(answer["fits"] for answer in answers.values()) and has_room and has_disk
     round_seconds = max(each["round_seconds"] for each in estimates)
     first = max(each["first_fetch_seconds"] for each in estimates)
     job_seconds = first + num_rounds * round_seconds
@@ -124,6 +133,8 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool, num_rounds:
                 "job_seconds": job_seconds,
                 "memory_bytes": needed,
                 "free_bytes": free,
+                "disk_bytes": disk_needed,
+                "free_disk_bytes": free_disk,
                 "estimates": list(answers.values()),
                 "notes": list(site.notes),
                 "command": command,
@@ -142,6 +153,14 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool, num_rounds:
             say_missing(answer, parts[cluster])
     if not has_room:
         say(f"it does not fit: {memory}: use fewer devices, or a smaller model")
+    disk = ""
+    if free_disk is not None:
+        disk = f"the state of all services needs up to {say_bytes(disk_needed)} of the disk of {site.folder}, and {say_bytes(free_disk)} are free"
+    if not has_disk:
+        say(
+            f"it does not fit: {disk}: make room, use a --workspace DIR on another disk, or lower training.keep_commits or "
+            "training.replicate_every"
+        )
     if fits:
         say("it fits")
     for cluster, answer in answers.items():
@@ -166,8 +185,8 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool, num_rounds:
         if num_rounds
         else f"all {total} rounds are committed, so none would run: raise training.rounds to train more"
     )
-    if memory:
-        say(memory)
+    for line in filter(None, (memory, disk)):
+        say(line)
     say(f"nothing was started. Train with:\n  {command}")
     return True
 
@@ -185,3 +204,20 @@ def _memory_of_all(estimates: Sequence[dict[str, Any]], num_new: int) -> float:
     others = [host for each in estimates for host in each["hosts"][:-1]]
     training = sum(host["needed_bytes"] for host in (*others, edge_server))
     return float(training + num_new * edge_server["process_bytes"])
+
+
+def _disk_of_all(job: JobConfig, estimates: Sequence[dict[str, Any]], num_rounds: int) -> int:
+    """Returns the bytes that the state of all services takes on one disk at most, as docs/operations.md says."""
+    hosts = estimates[0]["hosts"]
+    weights = sum(host["weights_bytes"] for host in hosts)
+    frozen = sum(host["frozen_bytes"] for host in hosts)
+    training, clusters = job.training, job.clusters
+    most = training.keep_commits + 2
+    if clusters > 1:
+        most = max(most, 2 * training.replicate_every)
+    commits = min(num_rounds + 1, most)
+    # A round has a copy for each cluster, and one for the averages.
+    edge_server = (commits + clusters + 1) * weights + frozen
+    moments = 2 if training.optimizer == "adamw" else int(training.momentum > 0)
+    # The control unit and the devices of a cluster keep frozen weights; it also has the moments of two commits.
+    return round(edge_server + clusters * (2 * moments * weights + frozen))

@@ -13,6 +13,7 @@
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,13 @@ from collapipe_client.processes import ProcessRecord
 from collapipe_client.testbed_certificates import LocalCertificates
 
 DEFAULT_ROOT = Path(".collapipe")
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Returns the free space of the disk that has a folder, or will have it."""
+    folder = folder.absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 @dataclass(frozen=True)

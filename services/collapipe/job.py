@@ -340,8 +340,8 @@ class ScheduleConfig(DecisionParameters):
     weights it by the part of the mini-batches that it has trained."""
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
     """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
-    tries again for at most 60 s after a full disk or a restarted host, and for at most 20 s after values that are not
-    finite. Any other error ends it at once. 0 means that every failure does. Otherwise it is at least
+    tries again for at most 60 s after a full disk or a restarted host. After values that are not finite, it ends when the same
+    ones come back, or three attempts have ended so. Any other error ends it at once. 0 means that every failure does. Otherwise it is at least
     `silence_seconds`."""
 
 

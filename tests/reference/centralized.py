@@ -84,7 +84,7 @@ def train_cluster(
                 reduction="sum",
                 label_smoothing=training.label_smoothing,
             )
-            loss: Any = loss_sum / num_targets
+            loss: Any = loss_sum / max(num_targets, 1)
             loss.backward()
             loss_of_step += loss.item()
         clip_gradients(model, training.clip_norm)

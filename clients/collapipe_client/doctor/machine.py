@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from collapipe_client.doctor.check import Check
 from collapipe_client.doctor.kernel import text_of
+from collapipe_client.workspace import free_disk_bytes
 
 _GB = 10**9
 _TORCH_SECONDS = 120
@@ -177,7 +177,7 @@ def check_disk(folder: Path, *, keeps_state: bool = True) -> Check:
     Args:
         keeps_state: False for a device agent, which stores no commits.
     """
-    free_bytes = shutil.disk_usage(_existing_parent(folder)).free
+    free_bytes = free_disk_bytes(folder)
     found = f"{free_bytes / _GB:.1f} GB free"
     if free_bytes < _GB:
         return Check.fail("disk", found, "free at least 1 GB, or use another --workspace DIR")
@@ -210,8 +210,3 @@ def check_packages(
         "to run this role here, in the folder of the repository: pip install --no-deps --require-hashes "
         f"-r requirements/build.txt -r requirements/{lock}.txt",
     )
-
-
-def _existing_parent(folder: Path) -> Path:
-    folder = folder.absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())

@@ -4,6 +4,7 @@ The directory of a job contains `job.json` (the model and its vocabulary), `comm
 the blobs that they refer to. Only the replacement of `commit.json` commits a round.
 """
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,10 +13,17 @@ from typing import Any
 from google.protobuf import json_format
 from torch import Tensor
 
+from collapipe.byte_sizes import say_bytes
 from collapipe.documents import read_document, write_document
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
 from collapipe.edge_server.unit_averages import Averaged
-from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
+from collapipe.errors import (
+    CorruptDataError,
+    InfeasibleError,
+    InvalidInputError,
+    NotFoundError,
+    WrongStateError,
+)
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (
     ModelAdapter,
@@ -74,6 +82,7 @@ class GlobalModel:
 
         Raises:
             InvalidInputError: The model of the job cannot be made.
+            InfeasibleError: The disk cannot hold the initial model and the first averages.
         """
         if (self._directory / "commit.json").exists():
             self._restore_frozen(job)
@@ -82,6 +91,7 @@ class GlobalModel:
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
         if adapter.quantises_base:
             quantisation_library()  # The export needs it.
+        self._check_disk(adapter)
         units = self._put_initial_units(adapter, job)
         write_document(
             self._directory / "job.json",
@@ -106,6 +116,23 @@ class GlobalModel:
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
         initial.restore_point.CopyFrom(_without_other_commits(initial))
         self._write_commit(initial)
+
+    def _check_disk(self, adapter: ModelAdapter) -> None:
+        """Refuses a job whose first commit cannot be stored, before anything is computed."""
+        model, _ = adapter.build_on_meta()
+        trained = (
+            divide_state(state, adapter.frozen_names(index))[0].values()
+            for index, state in enumerate(split_state(adapter, model))
+        )
+        num_bytes = sum(tensor.nbytes for tensors in trained for tensor in tensors)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._directory).free
+        if free < 2 * num_bytes:
+            raise InfeasibleError(
+                f"the disk of {self._directory} has {say_bytes(free)} free, but the model has {say_bytes(num_bytes)} of trained weights, "
+                f"and the initial model and the averages of the first round need at least {say_bytes(2 * num_bytes)}: make room there, "
+                "for example with `collapipe jobs delete`, use another disk, or train a smaller model"
+            )
 
     def owner(self) -> str:
         """Returns who may export the model, such as "client:me"; "" if anybody may."""

@@ -24,14 +24,12 @@ _LONGEST_WAIT_SECONDS = 15.0
 _OTHER_SECONDS = 60.0
 """How long a job tries again after errors that are not about a lost host. Most of them come back with every attempt."""
 
-_DIVERGED_SECONDS = 20.0
-"""How long a job tries again after values that are not finite. A host may be broken, but mostly the training diverges."""
-
 _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed."""
 
 _MOST_FAULTS = 3
-"""Attempts that one host may end by wrong answers, or by signs of life without progress, before the job ends."""
+"""Attempts that one host may end by wrong answers, or by signs of life without progress, before the job ends. So many may also
+end by values that are not finite: a host may be broken, but mostly the training diverges."""
 
 _PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError, OSError)
 """Errors that may pass, because a host was restarted, a disk was full, or bytes were garbled."""
@@ -60,6 +58,8 @@ class Retries:
         self._num_repeats = 0
         self._faults: Counter[str] = Counter()
         """Attempts that each host has ended by wrong answers or without progress."""
+        self._diverged: Counter[str] = Counter()
+        """Attempts that ended with values that are not finite, by the host that sent them; "" for losses and norms."""
 
     def committed(self, num_rounds: int) -> None:
         """Tells how many rounds are committed now. Time limits start again.
@@ -72,6 +72,7 @@ class Retries:
         if num_rounds > self._most_rounds:
             self._most_rounds, self._num_repeats = num_rounds, 0
             self._faults.clear()
+            self._diverged.clear()
 
     def seconds_left(self) -> float:
         """Returns how long the job may still wait for a host."""
@@ -103,14 +104,18 @@ class Retries:
             self._faults[error.host_id] += 1
             if error.refuses or self._faults[error.host_id] >= _MOST_FAULTS:
                 return None
+        if isinstance(error, DivergedError):
+            # A training repeats itself bit for bit. So what comes back from the same place would come back again.
+            self._diverged[error.host_id] += 1
+            if self._diverged[error.host_id] > 1 or self._diverged.total() >= _MOST_FAULTS:
+                return None
         if isinstance(error, PeerLostError) or (isinstance(error, InfeasibleError) and lacks_hosts):
             self._first_other_at = None
         elif isinstance(error, (DivergedError, *_PASSING)):
             if self._first_other_at is None:
                 self._first_other_at = now
             first = self._first_other_at
-            is_diverged = isinstance(error, DivergedError)
-            limit = min(limit, _DIVERGED_SECONDS if is_diverged else _OTHER_SECONDS)
+            limit = min(limit, _OTHER_SECONDS)
         else:
             return None
         if self._num_repeats > _MOST_REPEATS:

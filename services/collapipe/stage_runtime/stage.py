@@ -85,7 +85,7 @@ class Stage(ForwardStage):
 
         Args:
             step_index: Counted within the round.
-            num_targets: Valid targets of the whole mini-batch. Losses are divided by it.
+            num_targets: Valid targets of the whole mini-batch. Losses are divided by it. Without any, loss and gradients are 0.
             pending_scale: Factor for the gradients of the previous mini-batch, if its update is pending. That
                 update is applied first.
 
@@ -296,7 +296,9 @@ class Stage(ForwardStage):
             head_timing = self._queue.start()
             self._seed(step, place, self._units[-1].unit_index)
             smoothing = self._context.training.label_smoothing
-            activation = self._head.loss_sum(activation, side, smoothing) / step.num_targets
+            loss_sum = self._head.loss_sum(activation, side, smoothing)
+            # Without a target, the sum is 0. Its gradient is 0, too, where a division by 0 would make it NaN.
+            activation = loss_sum / max(step.num_targets, 1)
             head_timing.stop(ran_end_unit)
         timing.stop(ran_units)
         return activation

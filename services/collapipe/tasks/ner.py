@@ -8,7 +8,9 @@ import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
+from collapipe.data.cluster_rows import NewRows
 from collapipe.data.rows import Row, TaggedRow
+from collapipe.errors import InvalidInputError
 from collapipe.evaluation import PREDICTED, RIGHT, TRUE
 from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
@@ -22,6 +24,10 @@ class TaggedExample(Example):
 
     first_tokens: IntArray
     """Position of each word's first token; -1 for a word without a token."""
+
+    @property
+    def has_target(self) -> bool:
+        return bool((self.first_tokens != _CUT).any())
 
 
 class EntityRecognition(RowTask[TaggedExample]):
@@ -39,6 +45,26 @@ class EntityRecognition(RowTask[TaggedExample]):
         """The tag `O`, then the tags B- and I- of each entity type in the cluster's training rows, sorted."""
         types = sorted({label[2:] for label in super().labels if label != "O"})
         return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+
+    @property
+    def notes(self) -> list[str]:
+        without = [example.row.place for example in self._train if not example.has_target]
+        if not without:
+            return super().notes
+        return [
+            *super().notes,
+            f"warning: {len(without)} of {len(self._train)} training rows teach nothing, because the tokenizer makes no token of "
+            f"their words (the first is {without[0]}): remove them, or write their words in other characters",
+        ]
+
+    def _take(self, new: NewRows) -> None:
+        super()._take(new)
+        if self._train and not any(example.has_target for example in self._train):
+            raise InvalidInputError(
+                f"{self._train[0].row.place}: the tokenizer makes no token of the words of this row, nor of the other "
+                f"{len(self._train) - 1} training rows, so there is nothing to learn: write the words in other characters, "
+                "or use a model whose vocabulary has them"
+            )
 
     def _example(self, row: Row, *encodings: Encoding) -> TaggedExample:
         assert isinstance(row, TaggedRow)

@@ -1,6 +1,7 @@
 """`collapipe train --dry-run` and `collapipe plan estimate` estimate a job, and start nothing."""
 
 import re
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,23 @@ def test_job_that_does_not_fit_exits_1_and_says_what_would_help(job: list[str]) 
     assert "bytes" not in printed and "\nround: " not in printed
 
 
+def test_state_that_the_disk_cannot_hold_does_not_fit(
+    job: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job += ["--set", "clusters=2", "--set", "devices_per_cluster=2", "--set", "training.rounds=3"]
+    answer = run_json(*job)
+    hosts = answer["estimates"][0]["clusters"][0]["hosts"]
+    weights = sum(host["weights_bytes"] for host in hosts)
+    # Four commits, two pushes and the averages, and two moments of two commits in each of two clusters.
+    assert answer["disk_bytes"] == pytest.approx((4 + 3 + 8) * weights, abs=1)
+    assert answer["free_disk_bytes"] > answer["disk_bytes"]
+    few = SimpleNamespace(free=answer["disk_bytes"] - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: few)
+    full = run_json(*job, code=1)
+    assert not full["fits"] and full["free_disk_bytes"] == few.free
+    assert "--workspace" in run(*job, code=1).stdout
+
+
 def test_warnings_that_training_would_begin_with_are_told(job: list[str]) -> None:
     one, unknown = job_warnings(
         job, "clusters=1", "training.local_steps=5", "training.warm_up_steps=90"
@@ -180,11 +198,14 @@ def test_a_deployment_is_asked_for_its_devices(fake: FakeServices, job: list[str
     assert fake.submitted == []
 
 
-def test_emulated_devices_have_the_speed_of_their_profile_and_others_that_of_this_machine() -> None:
+def test_emulated_devices_have_the_speed_of_their_profile_and_others_that_of_this_machine(
+    tmp_path: Path,
+) -> None:
     job = load_preset("demo", ["clusters=1", "devices_per_cluster=2"])
     emulated = EmulatedDevice(profile="pi4", slowdown=2)
     emulation = Emulation(devices={"device-0-0": emulated}, time_scale=3)
-    site = site_here(job, [[Device(), Device(memory_bytes=7), Device()]], emulation, is_up=True)
+    devices = [Device(), Device(memory_bytes=7), Device()]
+    site = site_here(job, [devices], emulation, tmp_path, is_up=True)
     [[slow, fast]] = site.clusters
     assert slow.device.flops_per_second == pytest.approx(device_profile("pi4").flops_per_second / 6)
     assert slow.training_bytes == slow.device.memory_bytes

@@ -1,8 +1,10 @@
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import (
     CollapipeError,
     CorruptDataError,
+    InfeasibleError,
     InvalidInputError,
     NotFoundError,
     WrongStateError,
@@ -98,6 +101,19 @@ def test_preparing_again_finds_the_last_commit_or_makes_the_same_model(edge: Edg
     edge.restart()
     assert edge.prepare(seed=99) == committed
     assert edge.run_round(round_index=1).num_rounds == 2
+
+
+def test_disk_that_cannot_hold_the_first_commit_is_refused_before_anything_is_made(
+    edge: Edge, tmp_path: Path, vocabulary: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = edge.model.stored_bytes() - len(vocabulary)  # With a header for each unit.
+    small = Edge(tmp_path / "small", vocabulary)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=trained))
+    with pytest.raises(InfeasibleError, match="small"):
+        small.prepare()
+    assert list(small.store.files()) == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * trained))
+    assert digests(small.prepare().global_units) == digests(edge.model.commit().global_units)
 
 
 def test_job_that_was_never_prepared_is_not_found(tmp_path: Path) -> None:

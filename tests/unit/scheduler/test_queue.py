@@ -122,7 +122,6 @@ def test_later_retries_wait_longer_up_to_a_limit(retries: Retries, clock: Clock)
         (NotFoundError("restarted"), 75),
         (WrongStateError("fenced"), 75),
         (OSError(28, "No space left on device"), 75),
-        (DivergedError("nan"), 30),
     ],
 )
 def test_error_that_may_pass_is_tried_again_for_a_while(
@@ -206,6 +205,21 @@ def test_host_that_gives_wrong_answers_may_end_three_attempts(retries: Retries) 
     retries.committed(1)  # repeated
     assert after(retries, wrong[0]) is not None
     assert after(retries, wrong[0]) is None
+
+
+def test_values_that_are_not_finite_end_the_job_when_they_come_back(retries: Retries) -> None:
+    assert after(retries, DivergedError("nan in step 3", "device-0-1")) == 0
+    assert after(retries, LOST) is not None
+    assert after(retries, DivergedError("nan in step 9", "device-0-1")) is None
+
+
+def test_values_that_are_not_finite_may_come_from_two_broken_hosts(retries: Retries) -> None:
+    for number in range(2):
+        retries.committed(5)  # Repeated rounds do not count.
+        assert after(retries, DivergedError("nan", f"device-0-{number}")) is not None
+    assert after(retries, DivergedError("nan", "device-0-2")) is None
+    retries.committed(6)
+    assert after(retries, DivergedError("nan", "device-0-2")) is not None
 
 
 DAY = 86_400.0

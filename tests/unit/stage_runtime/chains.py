@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.job import TrainingConfig
-from collapipe.models import Head, ModelAdapter, initial_model, split_state
+from collapipe.models import IGNORED, Head, ModelAdapter, initial_model, split_state
 from collapipe.stage_runtime import (
     CPU,
     ComputeDevice,
@@ -139,7 +139,7 @@ class Chain:
     ) -> list[StepResult]:
         """Runs one mini-batch and returns the result of each stage."""
         self.feed(FrameKind.FORWARD, step, batches, self.cut)
-        targets = sum(batch["labels"].numel() for batch in batches)
+        targets = _count_targets(batches)
         return self.run_in_parallel(
             lambda stage: stage.run_step(step, len(batches), targets, pending_scale)
         )
@@ -209,6 +209,10 @@ def train_chain(chain: Chain, steps: Sequence[Sequence[dict[str, Tensor]]]) -> T
     return Trained(weights, optimizer, losses, norms)
 
 
+def _count_targets(batches: Sequence[dict[str, Tensor]]) -> int:
+    return sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
+
+
 def train_plainly(
     adapter: ModelAdapter,
     states: States,
@@ -228,7 +232,7 @@ def train_plainly(
     optimizer = _optimizer(list(named.values()), training)
     result = Trained({}, {}, [], [])
     for step, batches in enumerate(steps):
-        targets = sum(batch["labels"].numel() for batch in batches)
+        targets = _count_targets(batches)
         total = 0.0
         for number, batch in enumerate(batches):
             key = partial(dropout_key, SEED, CLUSTER, ROUND, step, number)
@@ -240,7 +244,7 @@ def train_plainly(
             head = units[-1]
             assert isinstance(head, Head)
             assert activation is not None
-            loss = head.loss_sum(activation, batch, training.label_smoothing) / targets
+            loss = head.loss_sum(activation, batch, training.label_smoothing) / max(targets, 1)
             total += loss.item()
             loss.backward()
         squares = [

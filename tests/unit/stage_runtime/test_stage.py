@@ -7,11 +7,23 @@ import pytest
 import torch
 
 from collapipe.errors import PeerLostError, WrongStateError
-from collapipe.models import Head, adapter_for
+from collapipe.models import IGNORED, Head, adapter_for
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.tensors import Frame, FrameKind
 
-from .chains import EACH, HALVES, THIRDS, TRAINING, WHOLE, Chain, TinyModel, states_of
+from .chains import (
+    EACH,
+    HALVES,
+    THIRDS,
+    TRAINING,
+    WHOLE,
+    Chain,
+    TinyModel,
+    assert_identical,
+    states_of,
+    train_chain,
+    train_plainly,
+)
 
 # --- results equal those of a single process
 
@@ -64,6 +76,19 @@ def test_every_way_of_training_equals_a_plain_loop(
 ) -> None:
     chain = tiny.chain(HALVES, training=TRAINING.model_copy(update=changes))
     tiny.assert_equals_a_plain_loop(chain, num_steps=3, size=2)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+def test_step_without_targets_has_no_gradient_and_changes_no_other_step(
+    tiny: TinyModel, clip_norm: float
+) -> None:
+    first, second, third = tiny.batches(3)
+    ignored = second | {"labels": torch.full_like(second["labels"], IGNORED)}
+    training = TRAINING.model_copy(update={"clip_norm": clip_norm, "label_smoothing": 0.1})
+    steps = [[first], [ignored], [third]]
+    trained = train_chain(tiny.chain(THIRDS, training=training), steps)
+    assert trained.losses[1] == 0 and set(trained.norms[1]) == {0.0}
+    assert_identical(trained, train_plainly(tiny.adapter, tiny.states, training, steps))
 
 
 def test_recomputing_stage_keeps_only_inputs(

@@ -81,6 +81,25 @@ def test_ner_labels_have_o_first_and_targets_are_the_first_tokens_of_words(ner: 
         ner.set_labels(["O", "B-person", "I-person"])
 
 
+INVISIBLE = {"tokens": ["\u200b", "\u00ad"], "tags": ["O", "B-person"]}
+MINILM = {"pretrained": "minilm"}
+
+
+def test_ner_rows_without_a_token_are_told(load_rows: LoadRows) -> None:
+    rows = [{"tokens": ["Ada", "sleeps"], "tags": ["B-person", "O"]}] * 4
+    task = load_rows("ner", [*rows, INVISIBLE, *rows, INVISIBLE], rows, model=MINILM)
+    [batch] = task.micro_batches([4, 9], 1)
+    assert batch.num_targets == 0
+    [note] = task.notes
+    for part in ("2 of 10 training rows", "train.jsonl:5"):
+        assert part in note
+
+
+def test_ner_rows_that_all_lack_tokens_are_refused(load_rows: LoadRows) -> None:
+    with pytest.raises(InvalidInputError, match=r"train\.jsonl:1.* 4 training rows"):
+        load_rows("ner", [INVISIBLE] * 5, model=MINILM)
+
+
 def test_entity_f1_needs_exact_span_and_type(ner: Task) -> None:
     assert ner.metric == "entity_f1"
     truth = truth_of(ner, 4)
