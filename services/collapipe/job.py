@@ -340,9 +340,9 @@ class ScheduleConfig(DecisionParameters):
     weights it by the part of the mini-batches that it has trained."""
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
     """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
-    tries again for at most 60 s after a full disk or a restarted host. After values that are not finite, it ends when the same
-    ones come back, or three attempts have ended so. Any other error ends it at once. 0 means that every failure does. Otherwise it is at least
-    `silence_seconds`."""
+    tries again for at most 60 s after a full disk or a restarted host. After values that are not finite, it ends when they
+    come back from the same host, or three attempts have ended so. Any other error ends it at once. 0 means that every failure
+    does. Otherwise it is at least `silence_seconds`."""
 
 
 class JobConfig(Section):
