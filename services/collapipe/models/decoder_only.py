@@ -49,6 +49,7 @@ class DecoderOnlyAdapter(ModelAdapter):
     may_have_windows: ClassVar[bool] = False
     """Whether `sliding_window` of the configuration has a meaning for the family."""
     fixed = {"tie_word_embeddings": False}
+    continues_text = True
     may_freeze_embeddings = True
 
     def build_model(self) -> "PreTrainedModel":
