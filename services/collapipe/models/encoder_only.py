@@ -56,7 +56,8 @@ class EncoderOnlyAdapter(ModelAdapter):
         """Reads the encoder, its pooler if there is one, and what stays of the labelling layer."""
         theirs = self._read_config_of(directory)
         rows = matching_labels(self._labels, theirs.id2label) if self._does_task(theirs) else {}
-        model = self.build_on_meta()[0]
+        with torch.device("meta"):
+            model = self.build_model()
         if not rows:
             prefix = self.family
             encoder_class: Any = type(model.get_submodule(prefix))
