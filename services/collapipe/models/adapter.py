@@ -78,6 +78,7 @@ class ModelAdapter(ABC):
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
+        self._names_by_unit: dict[int, tuple[list[str], dict[str, str]]] = {}
         self._last_shared: tuple[Tensor, KeyValues | None, Any] | None = None
         """The attention mask and the earlier keys and values of the last pass, and its shared inputs."""
         try:
@@ -239,11 +240,18 @@ class ModelAdapter(ABC):
 
     def state_names(self, unit_index: int) -> list[str]:
         """Returns the names of the tensors of a unit's state."""
-        return list(self.build_unit_on_meta(unit_index)[0].state_dict())
+        return list(self._names(unit_index)[0])
 
     def frozen_names(self, unit_index: int) -> dict[str, str]:
         """Returns the names of the frozen tensors of a unit: see `collapipe.models.lora.frozen_names`."""
-        return frozen_names(self.build_unit_on_meta(unit_index)[0])
+        return self._names(unit_index)[1]
+
+    def _names(self, unit_index: int) -> tuple[list[str], dict[str, str]]:
+        """Returns what `state_names` and `frozen_names` return. With LoRA, a unit takes long to build."""
+        if unit_index not in self._names_by_unit:
+            unit = self.build_unit_on_meta(unit_index)[0]
+            self._names_by_unit[unit_index] = list(unit.state_dict()), frozen_names(unit)
+        return self._names_by_unit[unit_index]
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Makes a whole model ready for `save_pretrained`, in place."""
