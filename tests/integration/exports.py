@@ -82,18 +82,24 @@ def cases() -> Iterator[Case]:
                 yield Case(family, kind, origins[-1], True, "float16")
 
 
+def make_job_of(case: Case, folder: Path, **changes: Any) -> JobConfig:
+    """Writes the data and the pretrained directory of a case. Returns its job."""
+    lora = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"} if case.lora else None
+    rows: dict[str, Any] = {"num_rows": (24,), "num_held_out": 6, "base_dtype": case.dtype}
+    job = make_job(folder, case.family, case.kind, num_blocks=2, lora=lora, **rows, **changes)
+    if case.origin == "random":
+        return job
+    directory = write_pretrained(job, case, folder / "pretrained")
+    settings = {"pretrained": str(directory), "config": {}}
+    return job.model_copy(update={"model": job.model.model_copy(update=settings)})
+
+
 class Trained:
     """A job that was trained in this process, and what `predict` and `evaluate` answer for it."""
 
     def __init__(self, case: Case, folder: Path) -> None:
-        lora = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"} if case.lora else None
-        rows: dict[str, Any] = {"num_rows": (24,), "num_held_out": 6, "base_dtype": case.dtype}
-        job = make_job(folder, case.family, case.kind, num_blocks=2, lora=lora, **rows)
-        if case.origin != "random":
-            directory = write_pretrained(job, case, folder / "pretrained")
-            changes = {"pretrained": str(directory), "config": {}}
-            job = job.model_copy(update={"model": job.model.model_copy(update=changes)})
-        self.case, self.job = case, job
+        self.case, self.job = case, make_job_of(case, folder)
+        job = self.job
         self.task = load_task(job, 0, None)
         self.labels = self.task.labels
         self.task.set_labels(self.labels)
@@ -246,9 +252,14 @@ def write_pretrained(job: JobConfig, case: Case, directory: Path) -> Path:
     unknown = tokenizer.get_vocab_size() - 1
     if case.origin == "labels":
         names = ["another", *reversed(task.labels)]
-        values |= {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+        values |= {
+            "id2label": dict(enumerate(names)),
+            "label2id": {n: i for i, n in enumerate(names)},
+        }
     elif case.kind not in LABELLING_TASKS:
-        key = "share_encoder_decoder_embeddings" if case.family == "marian" else "tie_word_embeddings"
+        key = (
+            "share_encoder_decoder_embeddings" if case.family == "marian" else "tie_word_embeddings"
+        )
         values |= {key: case.origin == "tied", "eos_token_id": unknown}
     torch.manual_seed(1)
     config = AutoConfig.for_model(case.family, **values)

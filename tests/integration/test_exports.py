@@ -1,15 +1,18 @@
 """The oracle of exports: the library alone, given an export, answers as `predict` and `evaluate` do.
 
 Every family, task, origin of the weights and type of the frozen ones is tried, with LoRA and without. The models are trained and
-answer in the process of the test. `test_fresh_process_...` also uses services, and another process that loads the export.
+answer in the process of the test. For three of the cases, services train and answer, and a fresh process loads the export.
 """
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sacrebleu import corpus_bleu
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -19,11 +22,14 @@ from transformers import (
     AutoTokenizer,
 )
 
+from collapipe.data.sources import open_file
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS
 from collapipe.tasks import Task
+from collapipe_client import LocalTestbed
 from collapipe_client.training import how_to_load
 
-from .exports import MAX_NEW_TOKENS, Case, Trained, cases
+from .exports import MAX_NEW_TOKENS, Case, Trained, cases, make_job_of
+from .running import run_job
 
 AUTO: dict[str, Any] = {
     "classification": AutoModelForSequenceClassification,
@@ -47,7 +53,9 @@ def test_library_computes_generates_and_measures_what_the_services_do(
         check_logits(trained, model)
         if case.kind not in LABELLING_TASKS:
             check_end(trained, directory, model)
-        if case.dtype == "float32":  # Merging rounds to a shorter type, and changes tokens that are almost as probable.
+        if (
+            case.dtype == "float32"
+        ):  # Merging rounds to a shorter type, and changes tokens that are almost as probable.
             check_metrics(trained, model)
             check_answers(trained, directory, model)
 
@@ -66,7 +74,10 @@ def load(case: Case, directory: Path) -> Any:
 @torch.no_grad()
 def check_logits(trained: Trained, model: Any) -> None:
     [batch] = trained.task.held_out_micro_batches(99)
-    found, expected = model(**library_inputs(trained.case, batch.tensors)).logits, trained.logits(batch)
+    found, expected = (
+        model(**library_inputs(trained.case, batch.tensors)).logits,
+        trained.logits(batch),
+    )
     assert found.dtype == expected.dtype
     error = (found - expected).abs().max() / expected.abs().max()
     limit = {"float32": 1e-5 if trained.case.lora else 0.0, "float16": 0.05, "bfloat16": 0.2}
@@ -91,9 +102,7 @@ def check_end(trained: Trained, directory: Path, model: Any) -> None:
     if (directory / "config.json").exists():
         assert json.loads((directory / "config.json").read_text())["eos_token_id"] == end
     if trained.case.origin != "random":
-        given = json.loads(
-            (directory.parent / "pretrained" / "generation_config.json").read_text()
-        )
+        given = json.loads((directory.parent / "pretrained" / "generation_config.json").read_text())
         for name in ("bad_words_ids", "forced_bos_token_id"):
             assert settings.get(name) == given.get(name)
 
@@ -143,3 +152,75 @@ def check_answers(trained: Trained, directory: Path, model: Any) -> None:
         whole = tokenizer.decode(generated, skip_special_tokens=True)
         # `predict` does not print the bytes of a character that the last token leaves incomplete.
         assert answer == whole[len(before) :].rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+READER = """
+import json, sys
+import transformers
+
+directory, auto_class, texts, options = json.loads(sys.stdin.read())
+tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+load = getattr(transformers, auto_class).from_pretrained
+model, info = load(directory, output_loading_info=True)
+assert not any(info.values()), info
+answers = []
+for text in texts:
+    inputs = tokenizer(text, return_tensors="pt")
+    if model.can_generate():
+        start = 1 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+        answers.append(model.generate(**inputs, **options)[0, start:].tolist())
+    else:
+        answers.append(model.config.id2label[int(model(**inputs).logits.argmax())])
+print(json.dumps(answers))
+"""
+"""What a person would write. It imports nothing of CollaPipe."""
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "origin", "lora"),
+    [
+        ("bert", "classification", "labels", False),
+        ("marian", "translation", "tied", True),
+        ("llama", "instruction", "apart", False),
+    ],
+)
+def test_fresh_process_with_the_library_alone_answers_as_the_services(
+    testbed: LocalTestbed, family: str, kind: str, origin: str, lora: bool, tmp_path: Path
+) -> None:
+    case = Case(family, kind, origin, lora, "float32")
+    job = make_job_of(
+        case, tmp_path, devices_per_cluster=1, training={"rounds": 3, "local_steps": 8}
+    )
+    assert job.data.held_out is not None
+    rows = open_file(job.data.held_out, kind, job.data).read()
+    texts = [row.texts[0] for row in rows]
+    options: dict[str, Any] = {}  # The export of a translator has its own.
+    if kind in LANGUAGE_TASKS:
+        options = {"max_new_tokens": 12, "do_sample": False}
+    with testbed.client() as client:
+        job_id = run_job(testbed, job).job_id
+        client.export(job_id, tmp_path / "export", merged=True)
+        evaluation = client.find_job(job_id).evaluation
+        tokens: list[list[int]] = [[] for _ in texts]
+        answers = ["" for _ in texts]
+        for piece in client.predict(job_id, texts, max_new_tokens=options.get("max_new_tokens")):
+            tokens[piece.text_index] += piece.tokens
+            answers[piece.text_index] += piece.text
+    asked = [str(tmp_path / "export"), AUTO[kind].__name__, texts, options]
+    read = subprocess.run(
+        [sys.executable, "-c", READER],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert read.returncode == 0, read.stderr
+    assert json.loads(read.stdout) == (tokens if kind not in LABELLING_TASKS else answers)
+    wanted = [row.labels[0] if kind in LABELLING_TASKS else row.texts[1] for row in rows]
+    if kind == "translation":
+        # The evaluation cuts blanks off, as its metric does.
+        expected = corpus_bleu([each.strip() for each in answers], [wanted]).score
+    else:
+        expected = sum(map(str.__eq__, answers, wanted)) / len(rows)
+    assert evaluation.value == pytest.approx(expected)

@@ -126,8 +126,8 @@ class ModelAdapter(ABC):
         return int(size)
 
     @property
-    def end_ids(self) -> set[int]:
-        """The tokens that end a generated text."""
+    def end_ids(self) -> set[int | None]:
+        """The tokens that end a generated text. `None` stands for no token."""
         ends = (self._generation or {}).get("eos_token_id", self.config.eos_token_id)
         return set(ends) if isinstance(ends, list) else {ends}
 

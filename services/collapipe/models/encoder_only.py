@@ -102,8 +102,8 @@ class EncoderOnlyAdapter(ModelAdapter):
 
     @property
     def _labels(self) -> dict[int, str]:
-        labels: dict[int, str] = self.config.id2label or {}
-        return labels
+        labels: Any = self.config.id2label
+        return dict(labels or {})
 
     def _read_config_of(self, directory: Path) -> Any:
         return self.read_config(json.loads((directory / "config.json").read_text("utf-8")))

@@ -237,4 +237,3 @@ def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:
     if job.task.kind == "ner":
         return {label[2:] for label in labels if label != "O"}
     return set(labels)
-

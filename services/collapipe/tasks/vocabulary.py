@@ -140,7 +140,7 @@ class Vocabulary:
     @property
     def end_token(self) -> str:
         """The end token as text; "" if there is none."""
-        return "" if self.end_id is None else self._tokenizer.id_to_token(self.end_id)
+        return (self.end_id is not None and self._tokenizer.id_to_token(self.end_id)) or ""
 
     def render(self, messages: Sequence[Mapping[str, Any]], place: str) -> tuple[str, str]:
         """Renders a chat with the chat template, as the text before the last message and the rest, which is that message.

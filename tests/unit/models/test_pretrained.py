@@ -226,7 +226,9 @@ def test_rows_of_a_labelling_layer_follow_the_names_of_its_labels(
     for name in last:
         own = name if lora is None else name.replace(".weight", ".modules_to_save.default.weight")
         own = own if lora is None else own.replace(".bias", ".modules_to_save.default.bias")
-        if lora is not None and own not in model.state_dict():  # RoBERTa's classifier has two layers.
+        if (
+            lora is not None and own not in model.state_dict()
+        ):  # RoBERTa's classifier has two layers.
             own = name.replace("classifier.", "classifier.modules_to_save.default.")
         found, drawn = model.state_dict()[own], random.state_dict()[own]
         for number in range(3):
