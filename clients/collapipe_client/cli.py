@@ -514,7 +514,9 @@ def _say_trained(
         say("\n".join(definition_lines(evaluation)))
     is_adapter = any(path.name == "adapter_config.json" for path in files)
     say(f"the {'LoRA adapter' if is_adapter else 'model'} is in {directory}; use it like this:")
-    code = how_to_load(job.task.kind, directory, is_adapter=is_adapter)
+    code = how_to_load(
+        job.task.kind, directory, is_adapter=is_adapter, base_dtype=job.model.base_dtype
+    )
     say("\n".join(f"    {line}" for line in code.splitlines()))
 
 

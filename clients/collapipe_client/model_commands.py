@@ -77,7 +77,7 @@ def predict(
 
             given = read_texts(data, column)
         else:
-            given = texts or [line.strip() for line in sys.stdin]
+            given = texts or [line.removesuffix("\n") for line in sys.stdin]
         empty = [row for row, text in enumerate(given, start=1) if not text.strip()]
         if len(empty) == len(given):
             raise InvalidInputError(

@@ -125,8 +125,12 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoConfig, {auto_class}
 base = PeftConfig.from_pretrained({model!r}).base_model_name_or_path
 config = AutoConfig.from_pretrained({config})
-model = {auto_class}.from_pretrained(base, config=config)
+model = {auto_class}.from_pretrained(base, config=config, dtype={dtype!r}{options})
 model = PeftModel.from_pretrained(model, {model!r}).merge_and_unload()"""
+
+_HOW_TO_KEEP_THE_END = """
+from transformers import GenerationConfig
+model.generation_config = GenerationConfig.from_pretrained({model!r})"""
 
 _AUTO_CLASSES = {
     "classification": "AutoModelForSequenceClassification",
@@ -136,14 +140,26 @@ _AUTO_CLASSES = {
 }
 
 
-def how_to_load(task: str, directory: Path, *, is_adapter: bool = False) -> str:
-    """Returns Python code that uses an exported model, or loads an adapter of `peft`, for the kind of its task."""
+def how_to_load(
+    task: str, directory: Path, *, is_adapter: bool = False, base_dtype: str = "float32"
+) -> str:
+    """Returns Python code that uses an exported model, or loads an adapter of `peft`, for the kind of its task.
+
+    Args:
+        base_dtype: Type of the frozen weights in the training. The files of the pretrained model may have another one.
+    """
     if not is_adapter:
         return _HOW_TO_LOAD[task].format(model=str(directory))
     # Only with labels, the adapter has a configuration of its own.
-    config = repr(str(directory)) if task in LABELLING_TASKS else "base"
-    return _HOW_TO_LOAD_ADAPTER.format(
-        auto_class=_AUTO_CLASSES[task], config=config, model=str(directory)
+    labels = task in LABELLING_TASKS
+    code = _HOW_TO_LOAD_ADAPTER if labels else _HOW_TO_LOAD_ADAPTER + _HOW_TO_KEEP_THE_END
+    return code.format(
+        auto_class=_AUTO_CLASSES[task],
+        config=repr(str(directory)) if labels else "base",
+        model=str(directory),
+        dtype=base_dtype,
+        # The pretrained model may have other labels, whose layer the adapter replaces.
+        options=", ignore_mismatched_sizes=True" * labels,
     )
 
 

@@ -5,6 +5,7 @@ metric is that of all rows together, however they are divided. This module impor
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -46,6 +47,7 @@ _FATES_OF_LONG_ROWS = {
     "instruction": ("are left out", "count as wrong answers"),
 }
 """What becomes of longer training rows and held-out rows than `task.max_length`, by the kind of the task. Other kinds only cut them."""
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _NAMED = 8
 """Most labels that a note names."""
 
@@ -139,6 +141,18 @@ def _is_one_answer(kind: str, sums: Sums) -> bool:
         return False
     # Equal numbers are those without a variance. Only sums can be added over clusters.
     return int(sums[ROWS]) * int(sums[HASH_SQUARES]) == int(sums[HASHES]) ** 2
+
+
+def in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
+    """Returns the labels of all clusters in the order of their ids.
+
+    Whole numbers are ordered by their values, and other labels as texts. By convention "O", the label of a word outside all
+    entities, comes first.
+    """
+    labels = {label for labels in labels_of_clusters for label in labels}
+    if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels, key=lambda label: (label != "O", label))
 
 
 def first_places(places: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -182,7 +182,8 @@ class TrainingConfig(Section):
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay of matrices. Vectors (biases, layer norms) do not decay."""
+    """Weight decay of matrices. Vectors (biases, layer norms) do not decay. That of AdamW is decoupled: it does not pass through
+    the moments. That of SGD is not: it is added to the gradients, as in `torch.optim.SGD`."""
     betas: tuple[_Share, _Share] = (0.9, 0.999)
     """Decay rates of AdamW's moments."""
     epsilon: float = Field(default=1e-8, gt=0)

@@ -162,8 +162,7 @@ class ModelUse:
     def _generate(self, emit: Emit) -> None:
         decoders = [self._task.answer_stream(question) for question in self._questions]
         lengths = [0] * len(self._questions)
-        ends = self._adapter.config.eos_token_id
-        end_ids = {*(ends if isinstance(ends, list) else [ends])}
+        end_ids = self._adapter.end_ids
         if self._task.continues_text:
             end_ids.add(self._task.end_id)
 

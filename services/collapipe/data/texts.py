@@ -8,7 +8,7 @@ from collapipe.job import DataConfig
 
 
 def read_texts(path: Path, column: str) -> list[str]:
-    """Reads the texts of a column, or the lines of a .txt file, or the sentences of a .conll file. Blank ones are "".
+    """Reads the texts of a column, or the lines of a .txt file, or the sentences of a .conll file, as they are.
 
     Raises:
         InvalidInputError: The file cannot be read, a row is wrong, or there is no text.
@@ -21,10 +21,10 @@ def read_texts(path: Path, column: str) -> list[str]:
     else:  # Rows of this kind need no labels.
         source = open_file(str(path), "causal_lm", DataConfig(text_column=column))
     try:
-        texts = [row.texts[0].strip() for row in source.read()]
+        texts = [row.texts[0] for row in source.read()]
     except InvalidInputError as error:
         # There is no job file here.
         raise InvalidInputError(str(error).replace("data.text_column", "--column")) from None
-    if not any(texts):
+    if not any(text.strip() for text in texts):
         raise InvalidInputError(f"{path} has no text: put at least 1 in it")
     return texts

@@ -39,7 +39,7 @@ from collapipe.models import (
     split_state,
 )
 from collapipe.pretrained_directories import hub_name, pretrained_directory
-from collapipe.tasks import parse_vocabulary, write_tokenizer_files
+from collapipe.tasks import declared_tokens, parse_vocabulary, write_tokenizer_files
 from collapipe.v1 import plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
@@ -74,8 +74,10 @@ class GlobalModel:
         labels: Sequence[str],
         vocabulary: bytes,
         owner: str = "",
-    ) -> None:
+    ) -> list[str]:
         """Makes the initial model and commits it, unless the job has a commit already.
+
+        Returns what a person should know about how the pretrained weights are used.
 
         Args:
             owner: Who may export the model, such as "client:me". Empty if anybody may.
@@ -86,8 +88,14 @@ class GlobalModel:
         """
         if (self._directory / "commit.json").exists():
             self._restore_frozen(job)
-            return
-        config_json = create_config_json(job.model, job.task, labels, parse_vocabulary(vocabulary))
+            return []
+        config_json = create_config_json(
+            job.model,
+            job.task,
+            labels,
+            parse_vocabulary(vocabulary),
+            declared_tokens(vocabulary),
+        )
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
         if adapter.quantises_base:
             quantisation_library()  # The export needs it.
@@ -116,6 +124,9 @@ class GlobalModel:
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
         initial.restore_point.CopyFrom(_without_other_commits(initial))
         self._write_commit(initial)
+        if job.model.pretrained is None:
+            return []
+        return adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
 
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""

@@ -64,7 +64,9 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     model = self._model(job_id)
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
-                    model.prepare(job_id, job, list(request.labels), vocabulary, request.owner)
+                    notes = model.prepare(
+                        job_id, job, list(request.labels), vocabulary, request.owner
+                    )
                     spec, num_blocks = model.model_spec()
                     commit = model.commit()
                     if request.host_clusters:
@@ -79,6 +81,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         frozen_bytes=model.frozen_bytes(),
                         frozen_memory_share=adapter.frozen_memory_share,
                         stored_bytes=model.stored_bytes(),
+                        notes=notes,
                     )
             emit(answer)
 

@@ -71,11 +71,14 @@ class ModelAdapter(ABC):
     """Keys of the configuration that say which embeddings a pretrained model ties."""
     always_trained: ClassVar[tuple[str, ...]] = ()
     """Ends of the names of modules that LoRA trains as a whole, because pretrained models may lack them."""
+    continues_text: ClassVar[bool] = False
+    """Whether the model predicts the next token of a text."""
     may_freeze_embeddings: ClassVar[bool] = False
     """Whether `model.freeze_embeddings` has a meaning for the family."""
 
     def __init__(self, task: str, config_json: str) -> None:
         self.task = task
+        self._names_by_unit: dict[int, tuple[list[str], dict[str, str]]] = {}
         self._last_shared: tuple[Tensor, KeyValues | None, Any] | None = None
         """The attention mask and the earlier keys and values of the last pass, and its shared inputs."""
         try:
@@ -89,6 +92,7 @@ class ModelAdapter(ABC):
         """Number of blocks that a layer is cut into. Blocks at this distance are alike."""
         self.freezes_embeddings = bool(options.pop("freeze_embeddings", False))
         self.quantises_base = options.pop("base_quantisation", None) is not None
+        self._generation: dict[str, Any] | None = options.pop("generation", None)
         lora = options.pop("lora", None)
         self.lora = None if lora is None else LoraConfig.model_validate(lora)
         self.config = self.read_config(self._document)
@@ -120,6 +124,12 @@ class ModelAdapter(ABC):
             return len(self.config.id2label or {})
         size: Any = getattr(self.config, "decoder_vocab_size", None) or self.config.vocab_size
         return int(size)
+
+    @property
+    def end_ids(self) -> set[int | None]:
+        """The tokens that end a generated text. `None` stands for no token."""
+        ends = (self._generation or {}).get("eos_token_id", self.config.eos_token_id)
+        return set(ends) if isinstance(ends, list) else {ends}
 
     @property
     def base_dtype(self) -> torch.dtype:
@@ -170,6 +180,11 @@ class ModelAdapter(ABC):
         """
         with MAKING_MODELS:
             model = self.model_classes[self.task](copy.deepcopy(self.config))
+        if settings := self.generation_settings():
+            from transformers import GenerationConfig
+
+            make: Any = GenerationConfig
+            model.generation_config = make(**settings)
         # As in `from_pretrained`, tables outside the state, such as those of rotary positions, stay fp32.
         for tensor in model.state_dict(keep_vars=True).values():
             if tensor.is_floating_point():
@@ -200,6 +215,10 @@ class ModelAdapter(ABC):
             )
         return lora
 
+    def generation_settings(self) -> dict[str, Any]:
+        """Returns the settings of `generation_config.json`. Without any, `transformers` takes them from the configuration."""
+        return self._generation or {}
+
     def forget_pass(self) -> None:
         """Frees what the last pass of blocks has left, which may be the keys and values of a long text."""
         self._last_shared = None
@@ -221,11 +240,18 @@ class ModelAdapter(ABC):
 
     def state_names(self, unit_index: int) -> list[str]:
         """Returns the names of the tensors of a unit's state."""
-        return list(self.build_unit_on_meta(unit_index)[0].state_dict())
+        return list(self._names(unit_index)[0])
 
     def frozen_names(self, unit_index: int) -> dict[str, str]:
         """Returns the names of the frozen tensors of a unit: see `collapipe.models.lora.frozen_names`."""
-        return frozen_names(self.build_unit_on_meta(unit_index)[0])
+        return self._names(unit_index)[1]
+
+    def _names(self, unit_index: int) -> tuple[list[str], dict[str, str]]:
+        """Returns what `state_names` and `frozen_names` return. With LoRA, a unit takes long to build."""
+        if unit_index not in self._names_by_unit:
+            unit = self.build_unit_on_meta(unit_index)[0]
+            self._names_by_unit[unit_index] = list(unit.state_dict()), frozen_names(unit)
+        return self._names_by_unit[unit_index]
 
     def for_export(self, model: "PreTrainedModel") -> "PreTrainedModel":
         """Makes a whole model ready for `save_pretrained`, in place."""
@@ -301,16 +327,38 @@ class ModelAdapter(ABC):
         initialise: Any = model._init_weights
         initialise(module)
 
-    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
+    def read_pretrained(
+        self, directory: Path, otherwise: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
         """Reads the weights of a pretrained directory, by their names in the model.
 
         Embeddings that the pretrained model ties become copies of each other.
+
+        Args:
+            otherwise: The weights of the model where the directory has none.
         """
         config = copy.deepcopy(self.config)
         theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
         for key in self.tie_keys:
             setattr(config, key, getattr(theirs, key))
         return load_pretrained(self.model_classes[self.task], directory, config, self.base_dtype)
+
+    def describe_pretrained(self, directory: Path) -> list[str]:
+        """Says what a person should know about how the weights of a pretrained directory are used."""
+        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        is_trained = not self.freezes_embeddings and (
+            self.lora is None or changes_embeddings(self.build_on_meta()[0])
+        )
+        if not is_trained or not getattr(theirs, self.tie_keys[0]):
+            return []
+        what, remedy = "encoder and its decoder share one embedding", "use LoRA"
+        if self.may_freeze_embeddings:
+            what = "token embedding and its output layer are the same weights"
+            remedy = "set model.freeze_embeddings, or use LoRA"
+        return [
+            f"warning: in {directory}, the {what}. Here they are on different hosts, so each copy is trained by itself, and the "
+            f"result differs from that of one process with plain transformers: {remedy} to keep them equal"
+        ]
 
     def make_shared_inputs(
         self, activation: Tensor, attention_mask: Tensor, earlier: KeyValues | None

@@ -3,13 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import LABELLING_TASKS, ModelConfig, TaskConfig
+from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, ModelConfig, TaskConfig
 from collapipe.mistakes import suggest_key
 from collapipe.models.adapter import ModelAdapter
 from collapipe.models.families import adapter_class_for
+from collapipe.models.generation_settings import (
+    read_generation_settings,
+    settings_after_training,
+)
 from collapipe.pretrained_directories import pretrained_directory
 
 if TYPE_CHECKING:
@@ -32,26 +37,42 @@ _DECIDED = {
 
 
 def create_config_json(
-    model: ModelConfig, task: TaskConfig, labels: Sequence[str], tokenizer: "Tokenizer"
+    model: ModelConfig,
+    task: TaskConfig,
+    labels: Sequence[str],
+    tokenizer: "Tokenizer",
+    declared: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Makes the complete configuration of `transformers`, from which every host builds its units.
 
     It starts from the configuration of the pretrained directory, or from the defaults of the family. For
     `translation`, it has the additional key "max_new_tokens", for half blocks "half_blocks", for frozen embeddings
-    "freeze_embeddings", for a quantised base "base_quantisation", and for LoRA "lora".
+    "freeze_embeddings", for a quantised base "base_quantisation", and for LoRA "lora". For a pretrained model that generates, it
+    has "generation", the settings of `generation_config.json`.
 
     Args:
         labels: Names of the labels in the order of their ids. Empty for a task without labels.
+        declared: The special tokens that the vocabulary names, by role. The others are those of the family.
 
     Raises:
         InvalidInputError: A setting of the job is not possible.
     """
     adapter = adapter_class_for(model.family, task.kind)
+    generation: dict[str, Any] = {}
     overrides = _checked_overrides(adapter, model.config)
     if model.pretrained is None:
         values = {**adapter.defaults, **adapter.vocabulary_values(tokenizer)}
     else:
-        values = _pretrained_values(adapter, pretrained_directory(model.pretrained))
+        directory = pretrained_directory(model.pretrained)
+        ids = _special_token_ids(adapter, tokenizer, declared)
+        values = _with_vocabulary(task, _pretrained_values(adapter, directory), ids)
+        if task.kind not in LABELLING_TASKS:
+            generation = settings_after_training(
+                read_generation_settings(directory),
+                values["eos_token_id"],
+                ids.get("pad_token"),
+                translates=task.kind == "translation",
+            )
     values |= overrides | dict(adapter.fixed) | _label_values(task, labels)
     values |= {"dtype": model.base_dtype, "problem_type": None, "architectures": None}
     config = adapter.read_config(values)
@@ -59,6 +80,8 @@ def create_config_json(
     document = config.to_dict()
     if task.kind == "translation":
         document["max_new_tokens"] = task.max_new_tokens
+    if generation:
+        document["generation"] = generation
     if model.half_blocks:
         document["half_blocks"] = True
     if model.freeze_embeddings:
@@ -111,6 +134,32 @@ def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str
     return values | {"_name_or_path": ""}
 
 
+def _special_token_ids(
+    adapter: type[ModelAdapter], tokenizer: "Tokenizer", declared: Mapping[str, str]
+) -> dict[str, int]:
+    """Returns the ids of the special tokens that the vocabulary has, by role."""
+    ids = {
+        role: tokenizer.token_to_id(token)
+        for role, token in adapter.roles_in(tokenizer, declared).items()
+    }
+    return {role: number for role, number in ids.items() if number is not None}
+
+
+def _with_vocabulary(
+    task: TaskConfig, values: Mapping[str, Any], ids: Mapping[str, int]
+) -> dict[str, Any]:
+    """Returns the values of a pretrained configuration, with the special tokens that the training uses."""
+    changed = dict(values)
+    if task.kind not in LABELLING_TASKS:
+        changed["eos_token_id"] = end_id = ids.get("eos_token", values.get("eos_token_id"))
+        if changed.get("forced_eos_token_id") is not None:
+            changed["forced_eos_token_id"] = end_id
+    if (changed.get("pad_token_id") or 0) < 0:
+        # Some directories write -1 for none. A language model needs none, because a mask covers padding.
+        changed["pad_token_id"] = None if task.kind in LANGUAGE_TASKS else ids.get("pad_token")
+    return changed
+
+
 def _label_values(task: TaskConfig, labels: Sequence[str]) -> dict[str, Any]:
     if task.kind not in LABELLING_TASKS:
         return {}
@@ -129,11 +178,14 @@ def _label_values(task: TaskConfig, labels: Sequence[str]) -> dict[str, Any]:
 def _check_sizes(
     adapter: type[ModelAdapter], config: Any, task: TaskConfig, tokenizer: "Tokenizer"
 ) -> None:
-    size = tokenizer.get_vocab_size()
-    if size > config.vocab_size:
+    # A tokenizer may leave out ids, and its special tokens around a text may have ids of their own.
+    largest = max([*tokenizer.get_vocab().values(), *tokenizer.encode("a").ids])
+    rows = min(config.vocab_size, getattr(config, "decoder_vocab_size", None) or config.vocab_size)
+    if largest >= rows:
         raise InvalidInputError(
-            f"the tokenizer has {size} tokens, but the model only {config.vocab_size}: use the "
-            "tokenizer of the pretrained directory"
+            f"the tokenizer has token ids up to {largest} (for example {tokenizer.id_to_token(largest)!r}), but the embedding "
+            f"of the model has {rows} rows, for ids up to {rows - 1}: use the tokenizer of the pretrained directory, or resize "
+            "the embedding with resize_token_embeddings of transformers"
         )
     limit = adapter.max_length(config)
     lengths = {"max_length": task.max_length}

@@ -7,6 +7,7 @@ are frozen: then they stay equal.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -49,6 +50,7 @@ class DecoderOnlyAdapter(ModelAdapter):
     may_have_windows: ClassVar[bool] = False
     """Whether `sliding_window` of the configuration has a meaning for the family."""
     fixed = {"tie_word_embeddings": False}
+    continues_text = True
     may_freeze_embeddings = True
 
     def build_model(self) -> "PreTrainedModel":
@@ -135,7 +137,16 @@ class LanguageHead(ModelHead):
     def generate(
         self, activation: Tensor, side: Side, chooser: TokenChooser, emit: EmitToken
     ) -> None:
-        emit(chooser.choose(self._logits(activation[:, -1:])[:, -1]))
+        logits = self._logits(activation[:, -1:])[:, -1]
+        logits[:, self._forbidden_ids] = -torch.inf
+        emit(chooser.choose(logits))
+
+    @cached_property
+    def _forbidden_ids(self) -> list[int]:
+        """The tokens that the settings of generation forbid. A list of several tokens would need those before, and is left out."""
+        settings = self.whole_model.generation_config
+        words = [each for each in settings.bad_words_ids or () if len(each) == 1]
+        return [*(token for [token] in words), *(settings.suppress_tokens or ())]
 
     def _logits(self, activation: Tensor) -> Tensor:
         logits: Tensor = self.get_submodule("lm_head")(

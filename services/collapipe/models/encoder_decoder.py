@@ -39,22 +39,15 @@ class EncoderDecoderAdapter(ModelAdapter):
     decoder_start_role: ClassVar[str]
     """The role of the special token that decoding starts from."""
 
-    def build_model(self) -> "PreTrainedModel":
-        from transformers import GenerationConfig
-
-        model = super().build_model()
-        generation_config: Any = GenerationConfig
-        model.generation_config = generation_config(
-            max_new_tokens=self._document["max_new_tokens"],
-            do_sample=False,
-            num_beams=1,
-            pad_token_id=self.config.pad_token_id,
-            bos_token_id=self.config.bos_token_id,
-            eos_token_id=self.config.eos_token_id,
-            forced_eos_token_id=self.config.forced_eos_token_id,
-            decoder_start_token_id=self.config.decoder_start_token_id,
-        )
-        return model
+    def generation_settings(self) -> dict[str, Any]:
+        keys = ("pad", "bos", "eos", "forced_eos", "decoder_start")
+        return {
+            **{f"{key}_token_id": getattr(self.config, f"{key}_token_id") for key in keys},
+            **super().generation_settings(),
+            "max_new_tokens": self._document["max_new_tokens"],
+            "do_sample": False,
+            "num_beams": 1,
+        }
 
     @classmethod
     def vocabulary_values(cls, tokenizer: "Tokenizer") -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The base of the families that have an encoder and a small head, which labels texts or tokens."""
 
+import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import apply_chunking_to_forward
 
+from collapipe.evaluation import say_some
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
 from collapipe.models.pretrained import load_pretrained
 from collapipe.models.unit import Side
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class EncoderOnlyAdapter(ModelAdapter):
-    """Cuts BERT and its relatives. A pretrained directory gives the encoder, never the labelling layer."""
+    """Cuts BERT and its relatives.
+
+    A pretrained directory gives the encoder. If its model does the same task, the rows of its labelling layer that are of labels
+    of the job stay, too.
+    """
 
     attention_parts = frozenset({"attention"})
     always_trained = ("classifier", "pooler")
@@ -43,14 +50,76 @@ class EncoderOnlyAdapter(ModelAdapter):
     def make_head(self, model: "PreTrainedModel") -> "LabelHead":
         return LabelHead(model)
 
-    def read_pretrained(self, directory: Path) -> dict[str, Tensor]:
-        """Reads the encoder, and its pooler if there is one."""
-        prefix = self.family
-        encoder_class: Any = type(self.build_on_meta()[0].get_submodule(prefix))
-        weights = load_pretrained(
-            encoder_class, directory, self.config, self.base_dtype, may_lack="pooler."
-        )
-        return {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
+    def read_pretrained(
+        self, directory: Path, otherwise: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Reads the encoder, its pooler if there is one, and what stays of the labelling layer."""
+        theirs = self._read_config_of(directory)
+        rows = matching_labels(self._labels, theirs.id2label) if self._does_task(theirs) else {}
+        with torch.device("meta"):
+            model = self.build_model()
+        if not rows:
+            prefix = self.family
+            encoder_class: Any = type(model.get_submodule(prefix))
+            weights = load_pretrained(
+                encoder_class, directory, self.config, self.base_dtype, may_lack="pooler."
+            )
+            return {f"{prefix}.{name}": tensor for name, tensor in weights.items()}
+        config = copy.deepcopy(self.config)
+        config.id2label = theirs.id2label
+        weights = load_pretrained(type(model), directory, config, self.base_dtype)
+        *_, last = (name for name, each in model.named_modules() if isinstance(each, nn.Linear))
+        for name in (f"{last}.weight", f"{last}.bias"):
+            kept = otherwise[name].clone()
+            kept[list(rows)] = weights[name][list(rows.values())]
+            weights[name] = kept
+        return weights
+
+    def describe_pretrained(self, directory: Path) -> list[str]:
+        """Says what becomes of the labelling layer of a pretrained directory."""
+        theirs = self._read_config_of(directory)
+        if not self._does_task(theirs):
+            others = [name.__name__ for name in self.model_classes.values()]
+            found = [name for name in theirs.architectures or () if name in others]
+            if not found:
+                return []
+            return [
+                f"warning: the labelling layer of {directory} is dropped, and starts from random weights, because its model is "
+                f"a {found[0]} and task.kind is {self.task!r}"
+            ]
+        rows = matching_labels(self._labels, theirs.id2label)
+        dropped = [str(n) for i, n in theirs.id2label.items() if i not in rows.values()]
+        new = [name for number, name in self._labels.items() if number not in rows]
+        if not rows:
+            return [
+                f"warning: the labelling layer of {directory} is dropped, and starts from random weights, because none of its "
+                f"labels ({say_some(dropped)}) is a label of the job ({say_some(new)}): rename the labels in the data to keep it"
+            ]
+        parts = [f"{len(rows)} of {len(self._labels)} labels start from {directory}"]
+        parts += [f"{say_some(new)} start from random weights"] * bool(new)
+        parts += [f"its labels {say_some(dropped)} are dropped"] * bool(dropped)
+        return [f"labelling layer: {'; '.join(parts)}"]
+
+    @property
+    def _labels(self) -> dict[int, str]:
+        labels: Any = self.config.id2label
+        return dict(labels or {})
+
+    def _read_config_of(self, directory: Path) -> Any:
+        return self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+
+    def _does_task(self, theirs: Any) -> bool:
+        return self.model_classes[self.task].__name__ in (theirs.architectures or ())
+
+
+def matching_labels(labels: Mapping[int, str], theirs: Mapping[int, str]) -> dict[int, int]:
+    """Returns the numbers of a pretrained model's labels by those of a job's labels with the same names.
+
+    `transformers` calls a label without a name `LABEL_3`, so this is also the name 3 of an integer label.
+    """
+    numbers = {str(name).removeprefix("LABEL_"): number for number, name in theirs.items()}
+    numbers |= {str(name): number for number, name in theirs.items()}
+    return {number: numbers[name] for number, name in labels.items() if name in numbers}
 
 
 class LabelHead(ModelHead):

@@ -77,9 +77,14 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
 def _load_into(model: "PreTrainedModel", adapter: "ModelAdapter", pretrained: str) -> None:
     directory = pretrained_directory(pretrained)
     own = model.state_dict()
-    weights = {
-        name: tensor for name, tensor in adapter.read_pretrained(directory).items() if name in own
-    }
+    read = adapter.read_pretrained(directory, own)
+    weights = {name: tensor for name, tensor in read.items() if name in own}
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise InvalidInputError(
+                f"{directory}: {name} has a value that is not finite (NaN or infinity): copy the directory again, or use "
+                "another model"
+            )
     model.load_state_dict(weights, strict=False)
     for name, tensor in weights.items():
         if not torch.equal(own[name], tensor):
@@ -115,6 +120,7 @@ def load_pretrained(
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         except (OSError, SafetensorError) as error:
             raise InvalidInputError(
@@ -126,6 +132,11 @@ def load_pretrained(
                 f"{directory}: the weights do not fit the configuration: {error}; remove the "
                 "entries of model.config that change shapes"
             ) from error
+    for name, found, expected in sorted(report["mismatched_keys"]):
+        raise InvalidInputError(
+            f"{directory}: {name} has the shape {tuple(found)}, but its configuration gives {tuple(expected)}: remove the "
+            "entries of model.config that change shapes, or copy the directory again"
+        )
     missing = set(report["missing_keys"])
     needed = sorted(name for name in missing if may_lack is None or not name.startswith(may_lack))
     if needed:

@@ -61,7 +61,10 @@ def join_model(adapter: ModelAdapter, states: Iterable[dict[str, Tensor]]) -> "P
         # What was trained fits the quantised weights, so the merged model has their values.
         round_to_quantised(model.get_submodule(adapter.blocks_path))
     if lora is not None:
+        # If this key is true, `peft` sets it to false, because it compares the output layer with the encoder's embedding.
+        ties, model.config.tie_word_embeddings = model.config.tie_word_embeddings, False
         model = cast("PreTrainedModel", lora.merge_and_unload())
+        model.config.tie_word_embeddings = ties
     model.train(False)
     return adapter.for_export(model)
 
@@ -81,6 +84,8 @@ def save_lora(
     assert lora is not None
     if adapter.task in LABELLING_TASKS:
         model.config.save_pretrained(directory)  # The pretrained model does not know the labels.
+    else:
+        model.generation_config.save_pretrained(directory)  # Nor the end token of the job.
     tensors = {
         name: tensor
         for state in _checked(adapter, states)

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
-from collapipe.evaluation import first_places, say_long_rows, say_some, say_unknown_labels
+from collapipe.evaluation import (
+    first_places,
+    in_order,
+    say_long_rows,
+    say_some,
+    say_unknown_labels,
+)
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls, told_by
@@ -79,7 +85,7 @@ class JobPreparation:
                 digest=document.vocabulary_digest, address=edge_server.address
             )
         loaded = self._load_data(hosts, known)
-        labels = document.labels if known else _in_order(d.labels for d in loaded)
+        labels = document.labels if known else in_order(d.labels for d in loaded)
         vocabulary = known or loaded[0].vocabulary
         notes = [
             *describe_data(self._progress.job, loaded, labels),
@@ -102,6 +108,10 @@ class JobPreparation:
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
+        for note in answer.notes[: _MOST[-1]]:
+            self._progress.publish(
+                data_note=scheduler_pb2.DataNote(message=note[:_MOST_CHARACTERS])
+            )
         found = answer.commit.attempt, answer.commit.num_rounds
         if found < document.last_commit:
             raise WrongStateError(
@@ -238,9 +248,3 @@ def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:
     if job.task.kind == "ner":
         return {label[2:] for label in labels if label != "O"}
     return set(labels)
-
-
-def _in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
-    """Returns the labels of all clusters. By convention "O", the label of a word outside all entities, comes first."""
-    labels = {label for labels in labels_of_clusters for label in labels}
-    return sorted(labels, key=lambda label: (label != "O", label))

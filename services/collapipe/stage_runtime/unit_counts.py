@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer
 
 from collapipe.errors import CollapipeError, InvalidInputError
-from collapipe.evaluation import first_places, say_long_rows, say_unknown_labels
+from collapipe.evaluation import first_places, in_order, say_long_rows, say_unknown_labels
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -37,6 +37,7 @@ from collapipe.unit_costs import ModelCosts, UnitCost
 from collapipe.weights.tensor_blob import TensorBlob
 
 _ASSUMED_LABELS = ("first", "second")
+_WARNING = "warning: "
 
 
 def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelCosts | None]:
@@ -57,7 +58,11 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     for job in jobs:
         try:
             counted = _count_job(job, labels, tokenizer, timed=timed and job is jobs[0])
-            costs.append(counted.model_copy(update=told))
+            said = {
+                name: (*told.get(name, ()), *getattr(counted, name))
+                for name in ("notes", "warnings")
+            }
+            costs.append(counted.model_copy(update=told | said))
         except InvalidInputError:
             if job is jobs[0]:
                 raise
@@ -70,8 +75,8 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
     if _has_data_here(job):
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
-        labels = sorted({label for task in (first, *others) for label in task.labels})
         tasks = (first, *others)
+        labels = in_order(task.labels for task in tasks)
         num_rows = tuple(task.num_rows for task in tasks)
         num_held_out = sum(task.num_held_out_rows for task in tasks)
         places = first_places(each for task in tasks for each in task.held_out_labels.items())
@@ -111,6 +116,9 @@ def _count_job(
     config_json = create_config_json(job.model, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
     units = tuple(count_units(adapter, job.task))
+    about: list[str] = []
+    if job.model.pretrained is not None and tuple(labels) != _ASSUMED_LABELS:
+        about = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
     flops_per_second = None
     if timed:
         size = job.training.mini_batch // job.schedule.num_micro_batches
@@ -123,6 +131,8 @@ def _count_job(
         hidden_size=adapter.config.hidden_size,
         period=adapter.period,
         frozen_memory_share=adapter.frozen_memory_share,
+        notes=tuple(each for each in about if not each.startswith(_WARNING)),
+        warnings=tuple(each.removeprefix(_WARNING) for each in about if each.startswith(_WARNING)),
     )
 
 

@@ -12,6 +12,7 @@ from collapipe.tasks.sampler import begin_round as begin_round
 from collapipe.tasks.sampler import draw as draw
 from collapipe.tasks.task import MicroBatch as MicroBatch
 from collapipe.tasks.task import Task as Task
+from collapipe.tasks.vocabulary import declared_tokens as declared_tokens
 from collapipe.tasks.vocabulary import make_vocabulary as make_vocabulary
 from collapipe.tasks.vocabulary import parse_vocabulary as parse_vocabulary
 from collapipe.tasks.vocabulary import read_vocabulary as read_vocabulary

@@ -10,7 +10,7 @@ from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
 from collapipe.tasks.language_task import LanguageTask
-from collapipe.tasks.task import Example, IntArray, padded, token_ids
+from collapipe.tasks.task import Example, IntArray, padded
 
 
 class CausalLanguageModel(LanguageTask[Example]):
@@ -29,9 +29,8 @@ class CausalLanguageModel(LanguageTask[Example]):
 
     def question(self, text: str) -> Example:
         """Encodes the beginning of a text, which the model continues."""
-        return Example(
-            Row("the text", 1, (text,), ()), token_ids(self._vocabulary.encode_whole(text))
-        )
+        ids = np.array(self._vocabulary.encode_prompt(text), dtype=np.int32)
+        return Example(Row("the text", 1, (text,), ()), ids)
 
     def _take(self, new: NewRows) -> None:
         train, rest = self._pack(new.train, self._rest)
@@ -47,14 +46,13 @@ class CausalLanguageModel(LanguageTask[Example]):
 
     def _pack(self, rows: Sequence[Row], rest: Sequence[int]) -> tuple[list[Example], list[int]]:
         """Returns examples of the tokens in `rest` and of texts, and the tokens that are left."""
-        length, end_id = self._vocabulary.max_length, self._vocabulary.end_id
-        assert end_id is not None
+        length = self._vocabulary.max_length
         examples: list[Example] = []
         tokens = list(rest)
         rows = [row for row in rows if row.texts[0].strip()]
-        encoded = self._vocabulary.encode([row.texts[0] for row in rows])
-        for row, encoding in zip(rows, encoded, strict=True):
-            tokens += [*encoding.ids, end_id]
+        encoded = self._vocabulary.encode_beginnings([row.texts[0] for row in rows])
+        for row, text_ids in zip(rows, encoded, strict=True):
+            tokens += self._vocabulary.ended(text_ids)
             num_used = len(tokens) // length * length
             for start in range(0, num_used, length):
                 ids = np.array(tokens[start : start + length], dtype=np.int32)

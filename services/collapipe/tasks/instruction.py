@@ -13,7 +13,7 @@ from collapipe.data.rows import ChatRow, Row
 from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
 from collapipe.tasks.language_task import LanguageTask
-from collapipe.tasks.task import Example, IntArray, padded, token_ids
+from collapipe.tasks.task import Example, IntArray, padded
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,23 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
     _lost: Sequence[AnswerExample] = ()
     """The held-out rows of this cluster that are too long."""
     _num_lost_read = 0
+    _num_ended = 0
+    """Training rows whose prompts end with the end token."""
 
     @property
     def num_held_out_rows(self) -> int:
         return len(self._held_out) + len(self._lost)
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._num_ended:
+            return super().notes
+        return [
+            *super().notes,
+            f"warning: {self._num_ended} of {len(self._train)} prompts end with the end token {self._vocabulary.end_token!r}, so the "
+            "model learns to answer behind it. If a chat template writes it, use one with a generation prompt; otherwise remove "
+            "it from the rows",
+        ]
 
     def question(self, text: str) -> AnswerExample:
         """Encodes a prompt, or a chat before its answer: a JSON list of messages, as in the rows."""
@@ -54,10 +67,9 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
             text, _ = self._vocabulary.render(
                 [*messages, {"role": "assistant", "content": ""}], "the text"
             )
-        encoding = self._vocabulary.encode_whole(text, add_special_tokens=messages is None)
-        return AnswerExample(
-            Row("the text", 1, (text,), ()), token_ids(encoding), len(encoding.ids)
-        )
+        ids = self._vocabulary.encode_prompt(text, add_start=messages is None)
+        array = np.array(ids, dtype=np.int32)
+        return AnswerExample(Row("the text", 1, (text,), ()), array, len(ids))
 
     def _take(self, new: NewRows) -> None:
         train, long = self._encode(new.train)
@@ -73,6 +85,10 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
                 )
         self._accept(new, train, held_out)
         self.num_long_rows += len(long)
+        end_id = self._vocabulary.end_id
+        self._num_ended += sum(
+            each.input_ids[each.num_prompt_tokens - 1] == end_id for each in train
+        )
         lost = self._rows.share_held_out(long_held_out, self._num_lost_read)
         self._lost = [*self._lost, *lost]
         self.num_long_held_out_rows = len(self._lost)
@@ -87,10 +103,14 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
             texts = [self._texts(row) for row in members]
             prompts, answers = ([text[part] for text in texts] for part in (0, 1))
             # A chat template writes special tokens by itself.
-            encoded = self._vocabulary.encode_answers(
-                prompts, answers, add_special_tokens=not is_chat
-            )
+            encoded = self._vocabulary.encode_answers(prompts, answers, add_start=not is_chat)
             for row, (prompt, answer) in zip(members, encoded, strict=True):
+                if not prompt:
+                    raise InvalidInputError(
+                        f"{row.place}: the {'messages before the answer have' if is_chat else 'prompt has'} no token, so nothing is "
+                        "there from which the answer could be predicted: write a longer prompt, or use a template or a tokenizer "
+                        "with a start token"
+                    )
                 ids = np.array([*prompt, *answer], dtype=np.int32)
                 is_long = len(ids) > self._vocabulary.max_length
                 (long if is_long else fitting).append(AnswerExample(row, ids, len(prompt)))

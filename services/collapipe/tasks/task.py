@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 from collapipe.data.cluster_rows import NewRows, TaskRows
 from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError, WrongStateError
-from collapipe.evaluation import ROWS, compute_metrics
+from collapipe.evaluation import ROWS, compute_metrics, in_order
 from collapipe.models import IGNORED
 from collapipe.tasks.vocabulary import Vocabulary
 
@@ -100,7 +100,7 @@ class Task(ABC, Generic[E]):
     @property
     def labels(self) -> list[str]:
         """Names of the labels in the cluster's training rows, sorted; none for a task without labels."""
-        return sorted({label for example in self._train for label in example.row.labels})
+        return in_order(example.row.labels for example in self._train)
 
     @property
     def held_out_labels(self) -> dict[str, str]:

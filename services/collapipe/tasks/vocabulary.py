@@ -7,7 +7,7 @@ of `transformers` produce the same token ids, and render chats as the same text.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +52,8 @@ class Vocabulary:
         self.max_length = max_length
         self._origin = origin
         self._tokenizer = parse_vocabulary(data)
-        additions = _additions(data)
-        self._chat_template: str | None = additions.get("chat_template")
-        declared = additions.get("special_tokens", {})
+        self._chat_template: str | None = _additions(data).get("chat_template")
+        declared = declared_tokens(data)
         adapter = adapter_class(family)
         self._roles = adapter.roles_in(self._tokenizer, declared)
         special = adapter.special_token_ids(self._tokenizer, declared)
@@ -79,30 +78,69 @@ class Vocabulary:
                 batch, num_characters = [], 0
         yield from self._tokenizer.encode_batch(batch, add_special_tokens=add_special_tokens)
 
+    def encode_beginnings(
+        self, texts: Sequence[str], *, add_start: bool = True
+    ) -> Iterator[list[int]]:
+        """Encodes texts that a model continues, in order.
+
+        Args:
+            add_start: Whether the start tokens of the tokenizer come first. A text that begins with them gets no others.
+        """
+        start = self._start_ids if add_start else []
+        for encoding in self.encode(texts, add_special_tokens=False):
+            ids = encoding.ids
+            yield ids if ids[: len(start)] == start else [*start, *ids]
+
     def encode_answers(
-        self, prompts: Sequence[str], answers: Sequence[str], *, add_special_tokens: bool
-    ) -> Iterable[tuple[list[int], list[int]]]:
+        self, prompts: Sequence[str], answers: Sequence[str], *, add_start: bool
+    ) -> Iterator[tuple[list[int], list[int]]]:
         """Encodes prompts and the texts that follow them. An end token follows each answer.
 
         The prompt has the tokens that it has alone, because a model that answers gets no more. So if a token of the joined text
-        spans both, the answer is encoded alone, too.
+        spans both, the answer is encoded by itself, without a blank before it.
         """
         joined = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         encoded = zip(
-            self.encode(prompts, add_special_tokens=add_special_tokens),
-            self.encode(joined, add_special_tokens=add_special_tokens),
+            self.encode_beginnings(prompts, add_start=add_start),
+            self.encode_beginnings(joined, add_start=add_start),
             answers,
             strict=True,
         )
-        assert self.end_id is not None
         for prompt, whole, text in encoded:
-            length = len(prompt.ids)
-            ids = whole.ids[length:]
-            if whole.ids[:length] != prompt.ids:
-                ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-            if not ids or ids[-1] != self.end_id:
-                ids.append(self.end_id)
-            yield prompt.ids, ids
+            length = len(prompt)
+            ids = whole[length:] if whole[:length] == prompt else self._apart(prompt, text)
+            yield prompt, self.ended(ids)
+
+    def ended(self, ids: list[int]) -> list[int]:
+        """Returns tokens with the end token behind them, unless it is there."""
+        assert self.end_id is not None
+        return ids if ids[-1:] == [self.end_id] else [*ids, self.end_id]
+
+    def _apart(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Encodes a text by itself, and without the blank that many tokenizers put before a text."""
+        before = len(self._tokenizer.decode(prompt, skip_special_tokens=False))
+
+        def gains_a_blank(ids: Sequence[int]) -> bool:
+            decoded = self._tokenizer.decode([*prompt, *ids], skip_special_tokens=False)[before:]
+            return decoded[:1].isspace() and not text[:1].isspace()
+
+        line_break, behind_it, alone = (
+            self._tokenizer.encode(each, add_special_tokens=False).ids
+            for each in ("\n", f"\n{text}", text)
+        )
+        if gains_a_blank(alone) and behind_it[: len(line_break)] == line_break:
+            return behind_it[len(line_break) :]
+        return alone
+
+    @cached_property
+    def _start_ids(self) -> list[int]:
+        """The tokens that the tokenizer puts before each text."""
+        return _tokens_around(self._tokenizer)[0]
+
+    @property
+    def end_token(self) -> str:
+        """The end token as text; "" if there is none."""
+        return (self.end_id is not None and self._tokenizer.id_to_token(self.end_id)) or ""
 
     def render(self, messages: Sequence[Mapping[str, Any]], place: str) -> tuple[str, str]:
         """Renders a chat with the chat template, as the text before the last message and the rest, which is that message.
@@ -153,9 +191,16 @@ class Vocabulary:
         )
         return renderer
 
-    def encode_whole(self, text: str, *, add_special_tokens: bool = True) -> Encoding:
+    def encode_prompt(self, text: str, *, add_start: bool = True) -> list[int]:
+        """Encodes one text that a model continues; raises `InvalidInputError` if it has no tokens."""
+        [ids] = self.encode_beginnings([text], add_start=add_start)
+        if not text.strip() or not ids:
+            raise InvalidInputError("it is blank: give a text")
+        return ids
+
+    def encode_whole(self, text: str) -> Encoding:
         """Encodes one text; raises `InvalidInputError` if it has no tokens, or would be cut."""
-        [encoding] = self.encode([text], add_special_tokens=add_special_tokens)
+        [encoding] = self.encode([text])
         if encoding.overflowing:
             num_tokens = len(encoding.ids) + sum(len(part.ids) for part in encoding.overflowing)
             raise InvalidInputError(
@@ -227,7 +272,15 @@ def read_vocabulary(directory: Path, family: str) -> bytes:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    convention = adapter_class(family).special_tokens
+    adapter = adapter_class(family)
+    start, end = _tokens_around(tokenizer)
+    if end and adapter.continues_text:
+        # Behind a prompt, these tokens would end it before the answer.
+        tokens = [tokenizer.id_to_token(number) for number in start]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*tokens, "$A"], special_tokens=list(zip(tokens, start, strict=True))
+        )
+    convention = adapter.special_tokens
     known = {**convention.by_role, "mask_token": convention.mask_token}
     declared, chat_template = _read_additions(directory, tokenizer)
     additions = {
@@ -240,6 +293,15 @@ def read_vocabulary(directory: Path, family: str) -> bytes:
     if any(additions.values()):
         lines.append(json.dumps({key: value for key, value in additions.items() if value}))
     return "\n".join(lines).encode()
+
+
+def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the tokens that a tokenizer puts before and behind each text."""
+    encoding = tokenizer.encode("a")
+    own = [index for index, added in enumerate(encoding.special_tokens_mask) if not added]
+    if not own:
+        return encoding.ids, []
+    return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
 
 
 def _read_additions(directory: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str | None]:
@@ -266,7 +328,8 @@ def _read_additions(directory: Path, tokenizer: Tokenizer) -> tuple[dict[str, st
         for role in ("bos_token", "eos_token", "pad_token"):
             ids = config.get(f"{role}_id")
             first = ids[0] if isinstance(ids, list) and ids else ids
-            token = tokenizer.id_to_token(first) if isinstance(first, int) else None
+            is_id = isinstance(first, int) and first >= 0
+            token = tokenizer.id_to_token(first) if is_id else None
             declared |= {} if token is None else {role: token}
     # What the tokenizer's own files say counts first.
     declared |= {role: str(token) for role, token in described.special_tokens_map.items()}
@@ -282,7 +345,7 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
     """
     adapter, tokenizer = adapter_class(family), parse_vocabulary(vocabulary)
     additions = _additions(vocabulary)
-    roles = dict(adapter.roles_in(tokenizer, additions.get("special_tokens", {})))
+    roles = dict(adapter.roles_in(tokenizer, declared_tokens(vocabulary)))
     mask_token = adapter.special_tokens.mask_token
     if mask_token and tokenizer.token_to_id(mask_token) is not None:
         roles.setdefault("mask_token", mask_token)
@@ -305,6 +368,12 @@ def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_l
 def parse_vocabulary(vocabulary: bytes) -> Tokenizer:
     """Returns the tokenizer of a vocabulary; raises `InvalidInputError` if it is none."""
     return _parse(vocabulary.partition(b"\n")[0])
+
+
+def declared_tokens(vocabulary: bytes) -> dict[str, str]:
+    """Returns the special tokens by role that the pretrained directory names, where they are not those of the family."""
+    declared: dict[str, str] = _additions(vocabulary).get("special_tokens", {})
+    return declared
 
 
 def _additions(vocabulary: bytes) -> dict[str, Any]:

@@ -49,11 +49,11 @@ def test_lines_of_standard_input_are_texts_and_json_has_the_tokens(
     answers = [each for each in told if each["event"] == "answer"]
     assert [(a["row"], a["text"], a["answer"], a["tokens"]) for a in answers] == [
         (2, "", "", []),  # An empty row has an empty answer.
-        (3, "two", "xy", [7, 8]),
+        (3, " two ", "xy", [7, 8]),  # A text is as it was typed.
         (1, "one", "ab", [5, 6, 9]),
     ]
     [use] = two_answers.uses
-    assert list(use.use.prediction.texts) == ["one", "two"]
+    assert list(use.use.prediction.texts) == ["one", " two "]
     assert list(use.use.prediction.numbers) == [1, 3]
     result = run("predict", "demo", *two_answers.options, typed="one\n\ntwo\n")
     assert result.stdout == "ab\n\nxy\n"

@@ -260,6 +260,21 @@ def test_likely_column_is_suggested(
         read_record(tmp_path, "classification", record, **data)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "texts"),
+    [
+        ("a.txt", " one \n\ttwo\n", [" one ", "\ttwo"]),
+        ("a.jsonl", '{"text": "one:\\n"}\n{"text": " two"}\n', ["one:\n", " two"]),
+        ("a.csv", 'text\n"one:\n"\n two \n', ["one:\n", " two "]),
+    ],
+)
+def test_texts_to_answer_keep_their_blanks(
+    tmp_path: Path, name: str, content: str, texts: list[str]
+) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    assert read_texts(tmp_path / name, "text") == texts
+
+
 def test_column_of_a_setting_is_read_and_its_option_of_the_command_is_named(tmp_path: Path) -> None:
     record = {"body": "a", "label": "b"}
     assert read_record(tmp_path, "classification", record, text_column="body") == ("a", "b")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from collapipe.models.families import FAMILIES as MODEL_FAMILIES
 from collapipe.models.families import adapter_class
 
 NER = TaskConfig(kind="ner")
+CAUSAL_LM = TaskConfig(kind="causal_lm")
 TRANSLATION = TaskConfig(kind="translation", max_new_tokens=33)
 LABELS = ["O", "B-place"]
 
@@ -44,9 +46,103 @@ def test_default_translator_is_small_with_its_own_special_tokens(
     assert (config.d_model, config.encoder_layers, config.decoder_layers) == (256, 3, 3)
     assert config.scale_embedding and not config.share_encoder_decoder_embeddings
     assert (config.decoder_start_token_id, config.forced_eos_token_id) == (0, 2)
-    generation = adapter.build_model().generation_config
+    generation = adapter.build_on_meta()[0].generation_config
     assert (generation.max_new_tokens, generation.num_beams) == (33, 1)
     assert (generation.pad_token_id, generation.eos_token_id) == (0, 2)
+
+
+def write_directory(folder: Path, family: str, config: dict[str, Any], **files: Any) -> ModelConfig:
+    """Writes what `create_config_json` reads of a pretrained directory; `files` are JSON documents."""
+    documents = {"config": {"model_type": family, "vocab_size": 40, **config}, **files}
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).touch()
+    return ModelConfig(family=family, pretrained=str(folder))
+
+
+OLD_END, TRAINED_END = 7, 2
+GIVEN: dict[str, Any] = {
+    "eos_token_id": OLD_END,
+    "bad_words_ids": [[5], [6, 7]],
+    "forced_bos_token_id": 8,
+    "forced_eos_token_id": OLD_END,
+    "num_beams": 4,
+    "length_penalty": 2.0,
+    "max_length": 500,
+}
+
+
+@pytest.mark.parametrize("file", ["generation_config", "config"])
+def test_trained_end_replaces_that_of_the_directory_whose_other_settings_stay(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, file: str
+) -> None:
+    """Older directories have the settings in config.json."""
+    config = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": OLD_END}
+    config |= {"forced_eos_token_id": OLD_END, "max_position_embeddings": 128}
+    files = {} if file == "config" else {file: GIVEN}
+    model = write_directory(tmp_path, "marian", config | (GIVEN if not files else {}), **files)
+    config_json = create_config_json(model, TRANSLATION, [], make_tokenizer("marian"))
+    adapter = adapter_for("marian", "translation", config_json)
+    assert adapter.config.eos_token_id == adapter.config.forced_eos_token_id == TRAINED_END
+    assert adapter.end_ids == {TRAINED_END}
+    settings = adapter.build_on_meta()[0].generation_config
+    settings.save_pretrained(tmp_path / "export")
+    written = json.loads((tmp_path / "export" / "generation_config.json").read_text())
+    expected = {"eos_token_id": TRAINED_END, "forced_eos_token_id": TRAINED_END}
+    expected |= {"bad_words_ids": GIVEN["bad_words_ids"], "forced_bos_token_id": 8}
+    expected |= {"max_new_tokens": 33, "num_beams": 1, "do_sample": False}
+    assert {key: written[key] for key in expected} == expected
+    assert not written.keys() & {"length_penalty", "max_length"}
+
+
+def test_language_model_keeps_its_other_ends_and_its_sampling(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    given = {"eos_token_id": [7, 8, TRAINED_END], "do_sample": True, "temperature": 0.6}
+    model = write_directory(
+        tmp_path, "llama", {"pad_token_id": -1, "eos_token_id": 7}, generation_config=given
+    )
+    task = TaskConfig(kind="instruction")
+    declared = {"eos_token": "</s>"}
+    adapter = adapter_for(
+        "llama", task.kind, create_config_json(model, task, [], make_tokenizer("llama"), declared)
+    )
+    assert adapter.config.eos_token_id == TRAINED_END
+    assert adapter.config.pad_token_id is None
+    assert adapter.end_ids == {7, 8, TRAINED_END}
+    settings = adapter.build_on_meta()[0].generation_config
+    assert settings.eos_token_id == [TRAINED_END, 7, 8]
+    assert (settings.do_sample, settings.temperature, settings.pad_token_id) == (True, 0.6, 0)
+
+
+def test_settings_that_only_sampling_uses_are_left_out_without_it(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    """`transformers` would refuse to write them."""
+    given = {"do_sample": False, "temperature": 0.6, "top_p": 0.9}
+    model = write_directory(tmp_path, "llama", {}, generation_config=given)
+    config_json = create_config_json(model, CAUSAL_LM, [], make_tokenizer("llama"))
+    settings = adapter_for("llama", "causal_lm", config_json).build_on_meta()[0].generation_config
+    settings.save_pretrained(tmp_path)
+    assert settings.top_p != 0.9
+
+
+def test_damaged_settings_are_named(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+    model = write_directory(tmp_path, "llama", {})
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(InvalidInputError, match=f"{tmp_path}/generation_config.json: "):
+        create_config_json(model, CAUSAL_LM, [], make_tokenizer("llama"))
+
+
+def test_token_ids_beyond_the_rows_of_the_embedding_are_refused(
+    make_tokenizer: MakeTokenizer, tmp_path: Path
+) -> None:
+    """The vocabulary has a gap, so its number of tokens would fit."""
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 2, "<unk>": 57}, unk_token="<unk>"))
+    model = write_directory(tmp_path, "llama", {})
+    with pytest.raises(InvalidInputError, match="57 .*'<unk>'.* 40 rows"):
+        create_config_json(model, CAUSAL_LM, [], tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +182,6 @@ def test_bad_override_is_refused(
         create_config_json(model, NER, LABELS, tokenizer)
 
 
-CAUSAL_LM = TaskConfig(kind="causal_lm")
 LONG = TaskConfig(kind="translation", max_new_tokens=2000)
 
 

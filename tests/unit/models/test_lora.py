@@ -1,6 +1,7 @@
 """Tests of models with LoRA. Exactness against `peft` is tested in tests/integration/test_exact.py."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,7 +108,7 @@ def test_only_the_zero_factor_is_trained_when_products_are_averaged(
 
 
 def test_merged_model_computes_what_the_adapter_computes(
-    adapter: ModelAdapter, with_lora: MakeAdapter, make_batch: Any
+    adapter: ModelAdapter, with_lora: MakeAdapter, make_batch: Any, tmp_path: Path
 ) -> None:
     changed = with_lora(adapter, target_modules="all-linear", r=2, lora_alpha=16)
     model: Any = initial_model(changed, None, seed=3)
@@ -122,6 +123,10 @@ def test_merged_model_computes_what_the_adapter_computes(
     batch = make_batch(adapter.task, padded=True)
     expected, found = model.eval()(**batch).logits, merged(**batch).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    merged.save_pretrained(tmp_path)
+    loaded, info = type(merged).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert torch.equal(loaded.eval()(**batch).logits, found)
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     assert any(tensor.any() for name, tensor in state.items() if "lora_B" in name)
 

@@ -1,5 +1,7 @@
 """Tests that pretrained directories give their weights, and that errors name what is wrong."""
 
+import copy
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from collapipe.models import (
     split_state,
 )
 from collapipe.models import adapter as adapter_module
+from collapipe.models.encoder_only import matching_labels
 from collapipe.models.pretrained import MAKING_MODELS
 from collapipe.pretrained_directories import hub_name, pretrained_directory
 
@@ -166,7 +169,7 @@ def test_output_layer_of_a_language_model_starts_as_the_pretrained_one(
         assert torch.equal(model(token_ids).logits, original.eval()(token_ids).logits)
 
 
-def test_export_can_be_trained_further_and_its_labelling_layers_are_random(
+def test_export_can_be_trained_further_and_a_labelling_layer_of_another_task_is_random(
     adapter: ModelAdapter,
     make_adapter: MakeAdapter,
     save: Save,
@@ -181,12 +184,129 @@ def test_export_can_be_trained_further_and_its_labelling_layers_are_random(
     capfd.readouterr()
     again = make_adapter(adapter.family, adapter.task, directory)
     found = split_state(again, initial_model(again, directory, seed=2))
-    if is_labelling:
+    if adapter.task != first.task:
         trained[-1] = split_state(again, initial_model(again, None, seed=2))[-1]
     for state, expected in zip(found, trained, strict=True):
         assert state.keys() == expected.keys()
         assert all(torch.equal(state[name], expected[name]) for name in expected)
     assert "".join(capfd.readouterr()) == ""
+
+
+@pytest.mark.parametrize("lora", [None, {}], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("theirs", "rows"),
+    [
+        (["I-person", "O", "other", "B-person"], {0: 1, 1: 3, 2: 0}),
+        (["O", "B-place"], {0: 0}),
+        (["LABEL_0", "LABEL_1"], {}),
+    ],
+    ids=["permuted", "some", "none"],
+)
+@pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
+@pytest.mark.parametrize("kind", ["ner", "classification"])
+def test_rows_of_a_labelling_layer_follow_the_names_of_its_labels(
+    make_adapter: MakeAdapter,
+    with_lora: MakeAdapter,
+    save: Save,
+    family: str,
+    kind: str,
+    theirs: list[str],
+    rows: dict[int, int],
+    lora: dict[str, Any] | None,
+) -> None:
+    adapter = make_adapter(family, kind)
+    original = with_labels(adapter, theirs)
+    directory = save(original)
+    adapter = make_adapter(family, kind, directory)
+    if lora is not None:
+        adapter = with_lora(adapter, target_modules="all-linear", r=2)
+    model: Any = initial_model(adapter, directory, seed=5)
+    random: Any = initial_model(adapter, None, seed=5)
+    last = [name for name in original.state_dict() if name.startswith("classifier")][-2:]
+    for name in last:
+        own = name if lora is None else name.replace(".weight", ".modules_to_save.default.weight")
+        own = own if lora is None else own.replace(".bias", ".modules_to_save.default.bias")
+        if (
+            lora is not None and own not in model.state_dict()
+        ):  # RoBERTa's classifier has two layers.
+            own = name.replace("classifier.", "classifier.modules_to_save.default.")
+        found, drawn = model.state_dict()[own], random.state_dict()[own]
+        for number in range(3):
+            expected = drawn[number]
+            if number in rows:
+                expected = original.state_dict()[name][rows[number]]
+            assert torch.equal(found[number], expected)
+    [note] = adapter.describe_pretrained(Path(directory))
+    assert ("3 of 3" in note, "1 of 3" in note) == (len(rows) == 3, len(rows) == 1)
+    dropped = [name for number, name in enumerate(theirs) if number not in rows.values()]
+    assert all(name in note for name in dropped)
+
+
+def with_labels(adapter: ModelAdapter, labels: list[str]) -> Any:
+    """Makes a model of the same task with other labels, whose weights are all different."""
+    config = copy.deepcopy(adapter.config)
+    config.id2label = dict(enumerate(labels))
+    model = adapter.model_classes[adapter.task](config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    return model
+
+
+def test_integer_label_is_the_one_that_transformers_calls_by_its_number() -> None:
+    theirs = {0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}
+    assert matching_labels({0: "1", 1: "2", 2: "5"}, theirs) == {0: 1, 1: 2}
+
+
+def test_labelling_layer_of_another_task_is_told(make_adapter: MakeAdapter, save: Save) -> None:
+    directory = save(make_adapter("bert", "ner").build_model())
+    [note] = make_adapter("bert", "classification", directory).describe_pretrained(Path(directory))
+    assert "BertForTokenClassification" in note
+    bare = save(make_adapter("bert", "ner").build_model().base_model)
+    assert make_adapter("bert", "ner", bare).describe_pretrained(Path(bare)) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "ties", "settings", "is_told"),
+    [
+        ("llama", True, {}, True),
+        ("llama", False, {}, False),
+        ("llama", True, {"freeze_embeddings": True}, False),
+        ("llama", True, {"lora": {"target_modules": ["q_proj"]}}, False),
+        ("llama", True, {"lora": {"target_modules": ["embed_tokens"]}}, True),
+        ("bart", True, {}, True),
+        ("marian", True, {}, True),
+        ("marian", False, {}, False),
+    ],
+)
+def test_tied_embeddings_that_are_trained_apart_are_told(
+    make_adapter: MakeAdapter,
+    make_foreign: Callable[..., Any],
+    save: Save,
+    family: str,
+    ties: bool,
+    settings: dict[str, Any],
+    is_told: bool,
+) -> None:
+    key = "share_encoder_decoder_embeddings" if family == "marian" else "tie_word_embeddings"
+    directory = save(make_foreign(family, **{key: ties}))
+    kind = "causal_lm" if family == "llama" else "translation"
+    values = make_adapter(family, kind, directory).config.to_dict() | {"max_new_tokens": 4}
+    adapter = adapter_for(family, kind, json.dumps(values | settings))
+    notes = adapter.describe_pretrained(Path(directory))
+    assert [directory in note for note in notes] == [True] * is_told
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weight_that_is_not_finite_is_named(
+    make_adapter: MakeAdapter, make_foreign: Callable[..., Any], save: Save, value: float
+) -> None:
+    original = make_foreign("llama")
+    with torch.no_grad():
+        original.model.layers[1].mlp.up_proj.weight[3, 4] = value
+    directory = save(original)
+    adapter = make_adapter("llama", "causal_lm", directory)
+    with pytest.raises(InvalidInputError, match=f"{directory}: model.layers.1.mlp.up_proj.weight "):
+        initial_model(adapter, directory, seed=5)
 
 
 def test_separate_output_layer_is_refused(
@@ -217,7 +337,7 @@ def test_overrides_that_do_not_fit_the_weights_are_refused(
     make_adapter: MakeAdapter, directory: str
 ) -> None:
     for override, message in (
-        ({"intermediate_size": 48}, "shapes"),
+        ({"intermediate_size": 48}, r"layer\.0\.\S+ .*\(24.*\(48"),
         ({"num_hidden_layers": 4}, r"missing.*layer\.3"),
     ):
         changed = make_adapter("bert", "ner", directory, **override)
@@ -271,7 +391,7 @@ def test_tokenizer_that_is_too_large_is_refused(directory: str, tokenizer: Token
     larger = Tokenizer.from_str(tokenizer.to_str())
     larger.add_tokens(["another"])
     model = ModelConfig(family="bert", pretrained=directory)
-    with pytest.raises(InvalidInputError, match="41 tokens, .* 40"):
+    with pytest.raises(InvalidInputError, match="up to 40 .*'another'.* 40 rows"):
         create_config_json(model, TaskConfig(kind="ner", max_length=12), ["a", "b"], larger)
 
 

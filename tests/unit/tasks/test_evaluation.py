@@ -23,6 +23,7 @@ from collapipe.evaluation import (
     add_sums,
     compute_metrics,
     first_places,
+    in_order,
     of_class,
     say_long_rows,
 )
@@ -255,3 +256,18 @@ def test_long_rows_of_a_trained_job_need_another_job() -> None:
     assert told.startswith("2 of 9 held-out rows ") and "task.max_length = 40 " in told
     assert "train a job" in told
     assert not say_long_rows("ner", 40, (0, 0), (0, 9), is_trained=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([["10", "2"], ["0", "2"]], ["0", "2", "10"]),
+        ([["-1", "3", "03"]], ["-1", "03", "3"]),
+        ([["10", "2", "none"]], ["10", "2", "none"]),
+        ([["I-x", "O"], ["B-x"]], ["O", "B-x", "I-x"]),
+    ],
+)
+def test_whole_numbers_are_ordered_by_their_values_and_other_labels_as_texts(
+    labels: list[list[str]], expected: list[str]
+) -> None:
+    assert in_order(labels) == expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, LlamaConfig
 
 from collapipe.errors import InvalidInputError
@@ -102,12 +102,120 @@ def test_prompt_keeps_the_tokens_that_it_has_alone(load: Load, tmp_path: Path) -
     rows = [("number", "ninety"), *[("numberninety one\n", "two")] * 30]
     task = load(pairs(rows))
     tokenizer = parse_vocabulary(task.vocabulary)
-    prompt, answer = (tokenizer.encode(t, add_special_tokens=False).ids for t in rows[0])
+    prompt = tokenizer.encode("number", add_special_tokens=False).ids
     assert tokenizer.encode("numberninety", add_special_tokens=False).ids[: len(prompt)] != prompt
     [batch] = task.micro_batches([0], 1)
     ids = batch.tensors["input_ids"][0].tolist()
     bos, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
-    assert ids == [bos, *prompt, *answer, end]
+    assert [*ids[: 1 + len(prompt)], ids[-1]] == [bos, *prompt, end]
+    assert tokenizer.decode(ids) == "numberninety"
+
+
+@pytest.mark.parametrize("space", ["byte level", "metaspace"])
+def test_answer_gains_no_blank_behind_a_prompt_that_ends_with_one(
+    load: Load, tmp_path: Path, space: str
+) -> None:
+    prompt, answer = "What follows 3? ", "ninety"
+    model = {}
+    if space == "metaspace":
+        directory = Path(write_chat_model(tmp_path / "model"))
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.BpeTrainer(special_tokens=["<|eot|>"], show_progress=False)
+        tokenizer.train_from_iterator([prompt, answer, "\n"] * 3, trainer)
+        tokenizer.save(str(directory / "tokenizer.json"))
+        model = {"pretrained": str(directory)}
+    task = load(pairs([(prompt, answer)] * 30), model=model)
+    tokenizer = parse_vocabulary(task.vocabulary)
+    [batch] = task.micro_batches([0], 1)
+    ids = batch.tensors["input_ids"][0].tolist()
+    num_before = len(task.question(prompt).input_ids)
+    assert ids[:num_before] == task.question(prompt).input_ids.tolist()
+    assert tokenizer.decode(ids) == prompt + answer
+
+
+def test_prompt_with_its_start_token_gets_no_second_one(load: Load, tmp_path: Path) -> None:
+    """A person may write a chat as its template would."""
+    task = load(pairs([(f"<s>{prompt}", answer) for prompt, answer in PAIRS]))
+    plain = load(pairs(PAIRS))
+    for index in (0, 5):
+        [found], [expected] = (each.micro_batches([index], 1) for each in (task, plain))
+        tokenizers = [parse_vocabulary(each.vocabulary) for each in (task, plain)]
+        texts = [
+            tokenizer.decode(batch.tensors["input_ids"][0].tolist(), skip_special_tokens=False)
+            for tokenizer, batch in zip(tokenizers, (found, expected), strict=True)
+        ]
+        assert texts[0] == texts[1]
+    for text in ("<s>What", "What"):
+        ids = task.question(text).input_ids.tolist()
+        assert ids.count(parse_vocabulary(task.vocabulary).token_to_id("<s>")) == 1
+
+
+def test_chat_that_is_written_as_the_template_would_equals_a_list_of_messages(
+    load: Load, tmp_path: Path
+) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    make_start_token(Path(directory), "<|begin|>")
+    task = load([{"messages": chat} for chat in CHATS], model={"pretrained": directory})
+    tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+    written = tokenizer.apply_chat_template(
+        CHATS[7][:-1], tokenize=False, add_generation_prompt=True
+    )
+    expected = tokenizer.apply_chat_template(CHATS[7][:-1], add_generation_prompt=True)["input_ids"]
+    assert tokenizer(written)["input_ids"] != expected  # It gets a second start token there.
+    assert task.question(written).input_ids.tolist() == expected
+    assert task.question(json.dumps(CHATS[7][:-1])).input_ids.tolist() == expected
+
+
+def make_start_token(directory: Path, *around: str) -> None:
+    """Makes a tokenizer put a token before each text, and maybe one behind it."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[around[0], "$A", *around[1:]],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in around],
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def test_end_token_that_a_tokenizer_puts_behind_texts_does_not_end_a_prompt(
+    load: Load, tmp_path: Path
+) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    make_start_token(Path(directory), "<|begin|>", "<|eot|>")
+    task = load(pairs(PAIRS), model={"pretrained": directory})
+    tokenizer = parse_vocabulary(task.vocabulary)
+    begin, end = (tokenizer.token_to_id(token) for token in ("<|begin|>", "<|eot|>"))
+    [batch] = task.micro_batches([3], 1)
+    ids = batch.tensors["input_ids"][0].tolist()
+    assert (ids[0], ids[-1]) == (begin, end)
+    assert ids.count(end) == 1
+    assert task.question(PAIRS[3][0]).input_ids.tolist() == ids[: ids.index(end) - 1]
+    write_tokenizer_files(Path(directory), task.vocabulary, "llama", 128)
+    exported: Any = AutoTokenizer.from_pretrained(directory)
+    assert exported(PAIRS[3][0])["input_ids"] == task.question(PAIRS[3][0]).input_ids.tolist()
+    assert task.notes == []
+
+
+def test_prompts_that_end_with_the_end_token_are_told(load: Load, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}<|eot|>{% endfor %}"
+    directory = write_chat_model(tmp_path / "model", template)
+    rows = [{"messages": chat} for chat in CHATS]
+    task = load([*rows, *pairs(PAIRS)], model={"pretrained": directory})
+    [note] = task.notes
+    assert f"12 of {task.num_rows} prompts" in note
+    assert "'<|eot|>'" in note
+
+
+def test_chat_whose_prompt_has_no_token_is_refused_with_its_line(
+    load: Load, tmp_path: Path
+) -> None:
+    """Nothing would be there from which the first token of the answer could be predicted."""
+    template = "{% if not add_generation_prompt %}{{ messages[-1]['content'] }}{% endif %}"
+    directory = write_chat_model(tmp_path / "model", template)
+    rows = [*pairs(PAIRS), {"messages": CHATS[0]}]
+    with pytest.raises(InvalidInputError, match=r"jsonl:13: .* no token.* start token"):
+        load(rows, model={"pretrained": directory})
 
 
 def test_chat_is_rendered_by_the_template_and_only_its_last_message_is_learned(
@@ -173,6 +281,14 @@ def test_special_tokens_of_a_directory_are_found(load: Load, tmp_path: Path, sou
     task = load(pairs(PAIRS), model={"pretrained": str(directory)})
     [batch] = task.micro_batches([0], 1)
     assert batch.tensors["input_ids"][0, -1] == end
+
+
+def test_negative_token_id_of_a_directory_stands_for_none(load: Load, tmp_path: Path) -> None:
+    directory = Path(write_chat_model(tmp_path / "model"))
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": -1}))
+    task = load(pairs(PAIRS), model={"pretrained": str(directory)})
+    assert task._vocabulary.pad_id == task.end_id
 
 
 def test_metrics_of_answers(load: Load) -> None:
