@@ -98,7 +98,10 @@ class DataConfig(Section):
     max_rows: int | None = Field(default=None, ge=1)
     """Largest number of rows that are read from a training file."""
     max_held_out_rows: int | None = Field(default=None, ge=1)
-    """Largest number of held-out rows."""
+    """Largest number of held-out rows. The hash of their text chooses them, from all parts of the file. Without `held_out`, the
+    others train. For `causal_lm`, a row has `task.max_length` tokens."""
+    strict: bool = False
+    """Refuse the job if a warning about its data is found, as `collapipe train --strict` does."""
 
 
 class LoraConfig(Section):

@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
+from collapipe.data.findings import few_held_out_rows, in_order, long_rows, say_some, unknown_labels
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
-from collapipe.evaluation import make_evaluation, say_long_rows, say_some, say_unknown_labels
+from collapipe.evaluation import make_evaluation
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
@@ -143,13 +144,15 @@ class ModelUse:
         predictions = self._pipeline.evaluate(batches)
         sums = self._task.sums(predictions)
         evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
-        task = self._task
+        task, max_length = self._task, self._job.task.max_length
         long = task.num_long_held_out_rows, task.num_held_out_rows
-        if unknown := say_unknown_labels(task.held_out_labels, request.labels):
-            evaluation.notes.append(f"warning: {unknown}")
-        max_length = self._job.task.max_length
-        if told := say_long_rows(task.kind, max_length, (0, 0), long, is_trained=True):
-            evaluation.notes.append(told)
+        found = [
+            *task.findings,
+            unknown_labels(task.held_out_labels, request.labels),
+            few_held_out_rows(task.kind, task.num_held_out_rows),
+            long_rows(task.kind, max_length, (0, 0), long, is_trained=True),
+        ]
+        evaluation.notes.extend(str(each) for each in in_order(filter(None, found)))
         return evaluation
 
     def _label(self, emit: Emit) -> None:

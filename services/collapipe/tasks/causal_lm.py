@@ -1,7 +1,7 @@
 """The task of predicting the next token of a text; its metric is perplexity."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
 from collapipe.tasks.language_task import LanguageTask
 from collapipe.tasks.task import Example, IntArray, padded, token_ids
+from collapipe.tasks.vocabulary import Vocabulary
 
 
 class CausalLanguageModel(LanguageTask[Example]):
@@ -47,18 +48,15 @@ class CausalLanguageModel(LanguageTask[Example]):
 
     def _pack(self, rows: Sequence[Row], rest: Sequence[int]) -> tuple[list[Example], list[int]]:
         """Returns examples of the tokens in `rest` and of texts, and the tokens that are left."""
-        length, end_id = self._vocabulary.max_length, self._vocabulary.end_id
-        assert end_id is not None
+        length = self._vocabulary.max_length
         examples: list[Example] = []
         tokens = list(rest)
-        rows = [row for row in rows if row.texts[0].strip()]
-        encoded = self._vocabulary.encode([row.texts[0] for row in rows])
-        for row, encoding in zip(rows, encoded, strict=True):
-            tokens += [*encoding.ids, end_id]
+        for row, ids in zip(rows, packed_tokens(self._vocabulary, rows), strict=True):
+            tokens += ids
             num_used = len(tokens) // length * length
             for start in range(0, num_used, length):
-                ids = np.array(tokens[start : start + length], dtype=np.int32)
-                examples.append(Example(row, ids))
+                packed = np.array(tokens[start : start + length], dtype=np.int32)
+                examples.append(Example(row, packed))
             del tokens[:num_used]
         return examples, tokens
 
@@ -75,3 +73,12 @@ class CausalLanguageModel(LanguageTask[Example]):
             "measured_tokens": num_targets,
             "tokens": num_targets,
         }
+
+
+def packed_tokens(vocabulary: Vocabulary, rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Yields the tokens that each text adds to the rows of a language model: none if it is blank."""
+    end_id = vocabulary.end_id
+    assert end_id is not None
+    encoded = iter(vocabulary.encode([row.texts[0] for row in rows if row.texts[0].strip()]))
+    for row in rows:
+        yield [*next(encoded).ids, end_id] if row.texts[0].strip() else []

@@ -7,6 +7,7 @@ import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
+from collapipe.data.cluster_rows import job_labels
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
@@ -35,8 +36,7 @@ class EntityRecognition(RowTask[TaggedExample]):
     @property
     def labels(self) -> list[str]:
         """The tag `O`, then the tags B- and I- of each entity type in the cluster's training rows, sorted."""
-        types = sorted({label[2:] for label in super().labels if label != "O"})
-        return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+        return job_labels(self.kind, super().labels)
 
     def _example(self, row: Row, *encodings: Encoding) -> TaggedExample:
         assert isinstance(row, TaggedRow)

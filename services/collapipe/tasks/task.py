@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from collapipe.data.cluster_rows import NewRows, TaskRows
+from collapipe.data.findings import Finding
 from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
@@ -112,9 +113,14 @@ class Task(ABC, Generic[E]):
         return places
 
     @property
-    def notes(self) -> list[str]:
-        """What a person should know about how the rows were read."""
-        return self._rows.notes
+    def findings(self) -> list[Finding]:
+        """What a person should know about the rows of the first reading."""
+        return self._rows.findings
+
+    @property
+    def num_first(self) -> int:
+        """Rows of the cluster's file at the first reading, by which held-out rows were chosen."""
+        return self._rows.num_first
 
     @property
     def vocabulary(self) -> bytes:

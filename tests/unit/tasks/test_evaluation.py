@@ -13,6 +13,7 @@ from reference.tiny_jobs import make_job as make_tiny_job
 from reference.tiny_jobs import write_rows
 from torch import Tensor
 
+from collapipe.data.findings import long_rows
 from collapipe.evaluation import (
     LABEL_SQUARES,
     LABELS,
@@ -20,7 +21,6 @@ from collapipe.evaluation import (
     add_sums,
     compute_metrics,
     first_places,
-    say_long_rows,
 )
 from collapipe.job import JobConfig
 from collapipe.scheduler.evaluations import Evaluations
@@ -216,7 +216,8 @@ def test_first_place_of_a_label_is_that_of_the_smallest_line() -> None:
 
 
 def test_long_rows_of_a_trained_job_need_another_job() -> None:
-    told = say_long_rows("instruction", 40, (0, 0), (2, 9), is_trained=True)
-    assert told.startswith("2 of 9 held-out rows ") and "task.max_length = 40 " in told
-    assert "train a job" in told
-    assert not say_long_rows("ner", 40, (0, 0), (0, 9), is_trained=True)
+    found = long_rows("instruction", 40, (0, 0), (2, 9), is_trained=True)
+    assert found is not None
+    assert found.what.startswith("2 of 9 held-out rows ") and "task.max_length = 40 " in found.what
+    assert "train a job" in found.remedy
+    assert long_rows("ner", 40, (0, 0), (0, 9), is_trained=True) is None
