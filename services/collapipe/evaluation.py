@@ -5,7 +5,7 @@ metric is that of all rows together, however they are divided. This module impor
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-
 _ELSEWHERE = {
     "batch_size": "mini_batch",
     "dataset": "train",
