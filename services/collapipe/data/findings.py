@@ -7,7 +7,7 @@ together. No finding has the text of a row, because services pass findings on. T
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -120,7 +120,7 @@ def find(facts: DataFacts) -> list[Finding]:
     """Returns the findings about the data of one cluster."""
     train, held_out = facts.train, facts.held_out
     name = facts.sources[0].name
-    found = [finding for source in facts.sources for finding in _in_source(source)]
+    found = [finding for source in facts.sources for finding in find_in_source(source)]
     what = "entities" if facts.kind == "ner" else "rows"
 
     def warn(place: str, what: str, remedy: str) -> None:
@@ -202,7 +202,7 @@ def find(facts: DataFacts) -> list[Finding]:
     return found
 
 
-def _in_source(facts: SourceFacts) -> Iterable[Finding]:
+def find_in_source(facts: SourceFacts) -> Iterator[Finding]:
     """Yields what a person should know about how a file was read."""
     name, spanning, torn = facts.name, facts.spanning, facts.spanning_rows
     counts = f"{facts.num_lines} lines, {facts.num_rows} rows"

@@ -266,7 +266,7 @@ def test_column_of_a_setting_is_read_and_its_option_of_the_command_is_named(tmp_
     assert read_record(tmp_path, "classification", record, text_column="words") == ("a", "b")
     path = tmp_path / "rows.csv"
     path.write_text("words\nhello\n", encoding="utf-8")
-    assert read_texts(path, "words") == ["hello"]
+    assert read_texts(path, "words") == (["hello"], [])
     with pytest.raises(InvalidInputError, match="--column=words .*'words'"):
         read_texts(path, "text")
     path.write_text("words,queue\nhello,a\n", encoding="utf-8")
@@ -478,6 +478,16 @@ def test_cluster_tells_what_was_converted(tmp_path: Path) -> None:
 
 
 # --- values and lines that mislead
+
+
+def test_texts_to_answer_come_with_what_was_found_in_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('Utterance\none\n"two\nthree"\n', encoding="utf-8")
+    texts, found = read_texts(path, "text")
+    assert texts == ["one", "two\nthree"]
+    spanning, columns = found
+    assert f"{path}:3: " in spanning and "4 lines, 2 rows" in spanning
+    assert "--column=Utterance" in columns
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
