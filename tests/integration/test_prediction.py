@@ -238,7 +238,10 @@ def test_metrics_on_the_held_out_file_equal_those_of_the_last_evaluation(
         path.unlink()
     with testbed.client() as client:
         expected = client.find_job(job_id).evaluation
-        assert client.evaluate(job_id, *copies) == expected
+        found = client.evaluate(job_id, *copies)
+        assert any("only 4 rows" in note for note in found.notes) or kind == "causal_lm"
+        del found.notes[:]
+        assert found == expected
         with copies[-1].open("ab") as file:
             file.write(b"\xff\n")
         with pytest.raises(InvalidInputError, match=rf"^{copies[-1]}:\d+: .*is not UTF-8"):

@@ -175,12 +175,11 @@ class ClusterRows:
 
     def _check_labels(self, new: NewRows) -> None:
         """Refuses labels that are all different, because they are no classes."""
-        labels = [row.labels[0] for row in new.train if row.labels]
-        is_classes = self._job.task.kind == "classification"
-        if is_classes and len(labels) > 2 and len(set(labels)) == len(labels):
+        num_labels = len(self.labels)
+        if self._job.task.kind == "classification" and num_labels == new.num_shared > 2:
             raise InvalidInputError(
-                f"{new.train[0].place}: each of the {len(labels)} training rows has a label of its own, such as {labels[0]!r:.40}, so there "
-                "are no classes to learn: set data.label_column to the column of the classes"
+                f"{self.name}: each of the {num_labels} training rows has a label of its own, such as {min(self.labels)!r:.40}, so there are "
+                "no classes to learn: set data.label_column to the column of the classes"
             )
 
     def check_num_rows(self, num_rows: int, change_of_length: str | None = None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import LABELLING_TASKS, JobConfig
+from collapipe.job import JobConfig
 
 MOST_LINES = 10
 """Most findings that a person gets before a training starts."""
@@ -46,6 +46,14 @@ class Finding:
     def __str__(self) -> str:
         start = _WARNING if self.severity == "warning" else ""
         return f"{start}{self.place}: {self.what}{f': {self.remedy}' if self.remedy else ''}"
+
+
+def _warning(place: str, what: str, remedy: str) -> Finding:
+    return Finding("warning", place, what, remedy)
+
+
+def _note(place: str, what: str, remedy: str = "") -> Finding:
+    return Finding("note", place, what, remedy)
 
 
 @dataclass
@@ -118,123 +126,131 @@ class DataFacts:
 
 def find(facts: DataFacts) -> list[Finding]:
     """Returns the findings about the data of one cluster."""
-    train, held_out = facts.train, facts.held_out
-    name = facts.sources[0].name
     found = [finding for source in facts.sources for finding in find_in_source(source)]
-    what = "entities" if facts.kind == "ner" else "rows"
-
-    def warn(place: str, what: str, remedy: str) -> None:
-        found.append(Finding("warning", place, what, remedy))
-
-    def note(place: str, what: str, remedy: str = "") -> None:
-        found.append(Finding("note", place, what, remedy))
-
-    if facts.shared.number:
-        warn(
-            facts.shared.place,
-            f"{facts.shared.number} of {held_out.num_rows} held-out rows are also training rows, this one first, so the metrics "
-            "are too good",
-            "remove them from one of the two",
+    shared = facts.shared
+    if shared.number:
+        found.append(
+            _warning(
+                shared.place,
+                f"{shared.number} of {facts.held_out.num_rows} held-out rows are also training rows, this one first, so the metrics "
+                "are too good",
+                "remove them from one of the two",
+            )
         )
-    places = {**held_out.label_places, **train.label_places}
+    return [
+        *found,
+        *_in_rows(facts.train, "training"),
+        *_in_rows(facts.held_out, "held-out"),
+        *_in_limit(facts),
+        *_in_labels(facts),
+    ]
+
+
+def _in_rows(rows: RowFacts, which: str) -> Iterator[Finding]:
+    if rows.contradicting.number:
+        yield _warning(
+            rows.contradicting.place,
+            f"{rows.contradicting.number} of {rows.num_rows} {which} rows have the text of an earlier row but another label, this one "
+            "first",
+            "correct one of the two",
+        )
+    if rows.untranslated.number:
+        yield _warning(
+            rows.untranslated.place,
+            f"in {rows.untranslated.number} of {rows.num_rows} {which} rows the translation is the source itself, this one first",
+            "translate or remove them",
+        )
+    common = max(rows.scripts, key=lambda each: rows.scripts[each].number, default="")
+    for script, count in rows.scripts.items():
+        if script != common:
+            yield _warning(
+                count.place,
+                f"{count.number} of {rows.num_rows} {which} rows have translations in {script} letters, this one first, but most "
+                f"are in {common} letters",
+                "check that source and target are not exchanged",
+            )
+    if rows.repeated.number:
+        yield _note(
+            rows.repeated.place,
+            f"{rows.repeated.number} of {rows.num_rows} {which} rows repeat an earlier one, this one first",
+            "remove them if that is not meant",
+        )
+    if rows.blank.number:
+        yield _note(
+            rows.blank.place,
+            f"{_number(rows.blank.number, f'blank {which} text')} left out, this one first",
+        )
+
+
+def _in_limit(facts: DataFacts) -> Iterator[Finding]:
+    """Says what `data.max_rows` leaves out."""
+    if facts.lost_labels:
+        yield _warning(
+            "data.max_rows",
+            f"it leaves out all rows of {_number(len(facts.lost_labels), 'label')}: {say_some(sorted(facts.lost_labels))}",
+            "raise it, or mix the rows of the file",
+        )
+    elif facts.num_left_out:
+        yield _note(
+            "data.max_rows",
+            f"it allows {facts.train.num_rows}, so {_number(facts.num_left_out, 'training row')} at the end of "
+            f"{facts.sources[0].name} left out",
+        )
+
+
+def _in_labels(facts: DataFacts) -> Iterator[Finding]:
+    train, held_out = facts.train, facts.held_out
+    one = "entity" if facts.kind == "ner" else "row"
+    labels = train.labels + held_out.labels
+    places = held_out.label_places | train.label_places
     for alike in alike_labels(places):
         listed = ", ".join(
-            f"{label!r} ({(train.labels + held_out.labels)[label]} {what}, {places[label]})"
-            for label in alike
+            f"{label!r} ({_number(labels[label], one)}, {places[label]})" for label in alike
         )
-        warn(
+        yield _warning(
             places[alike[0]],
             f"these labels differ only in case, blanks or the way of writing, but are {len(alike)} classes: {listed}",
             "write them alike",
         )
-    for rows in (train, held_out):
-        which = "training" if rows is train else "held-out"
-        if rows.contradicting.number:
-            warn(
-                rows.contradicting.place,
-                f"{rows.contradicting.number} {which} rows have the text of an earlier row but another label, this one first",
-                "correct one of the two",
-            )
-        if rows.untranslated.number:
-            warn(
-                rows.untranslated.place,
-                f"in {rows.untranslated.number} of {rows.num_rows} {which} rows the translation is the source itself, this one first",
-                "translate or remove them",
-            )
-        common = max(rows.scripts, key=lambda each: rows.scripts[each].number, default="")
-        for script, count in rows.scripts.items():
-            if script != common:
-                warn(
-                    count.place,
-                    f"{count.number} of {rows.num_rows} {which} rows have translations in {script} letters, this one first, but most "
-                    f"are in {common} letters",
-                    "check that source and target are not exchanged",
-                )
-        if rows.repeated.number:
-            note(
-                rows.repeated.place,
-                f"{rows.repeated.number} of {rows.num_rows} {which} rows repeat an earlier one, this one first",
-                "remove them if that is not meant",
-            )
-        if rows.blank.number:
-            note(rows.blank.place, f"{rows.blank.number} blank {which} texts do not count")
-    if facts.lost_labels:
-        warn(
-            "data.max_rows",
-            f"it leaves out all rows of {len(facts.lost_labels)} labels: {say_some(sorted(facts.lost_labels))}",
-            "raise it, or mix the rows of the file",
+    if train.labels:
+        most = train.labels.most_common(_MOST_LABELS)
+        listed = ", ".join(f"{label:.40} {number}" for label, number in most)
+        classes = _number(len(train.labels), "type" if facts.kind == "ner" else "label")
+        yield _note(
+            facts.sources[0].name,
+            f"{_number(train.num_rows, 'training row')} with {classes}, and the {_plural(one)} of each: {listed}"
+            f"{', ...' * (len(train.labels) > len(most))}",
         )
-    elif facts.num_left_out:
-        note(
-            "data.max_rows",
-            f"the last {facts.num_left_out} training rows of {name} are left out, because it allows {train.num_rows}",
-        )
-    if facts.kind in LABELLING_TASKS and train.labels:
-        listed = ", ".join(
-            f"{label:.40} {number}" for label, number in train.labels.most_common(_MOST_LABELS)
-        )
-        rest = ", ..." if len(train.labels) > _MOST_LABELS else ""
-        classes = "types of entities" if facts.kind == "ner" else "labels"
-        note(
-            name,
-            f"{train.num_rows} training rows with {len(train.labels)} {classes}, and the {what} of each: {listed}{rest}",
-        )
-    return found
 
 
 def find_in_source(facts: SourceFacts) -> Iterator[Finding]:
     """Yields what a person should know about how a file was read."""
     name, spanning, torn = facts.name, facts.spanning, facts.spanning_rows
-    counts = f"{facts.num_lines} lines, {facts.num_rows} rows"
+    counts = f"{_number(facts.num_lines, 'line')}, {_number(facts.num_rows, 'row')}"
     if torn.number:
-        yield Finding(
-            "warning",
+        yield _warning(
             torn.place,
-            f"a value in quotes spans lines that look like rows of their own ({torn.number} values do so; {counts})",
+            f"a value in quotes spans lines that look like rows of their own ({_number(torn.number, 'row')} with such a value; {counts})",
             "if they are rows, double each quote and put the value in quotes",
         )
     elif spanning.number:
-        yield Finding(
-            "note",
+        yield _note(
             spanning.place,
-            f"{spanning.number} values in quotes span lines, this one first ({counts})",
+            f"{_number(spanning.number, 'row')} with a value that spans lines, this one first ({counts})",
         )
     if facts.columns:
-        yield Finding(
-            "note",
+        yield _note(
             name,
             f"is read with {facts.columns}",
             "name other columns with --set if that is wrong",
         )
     if facts.document_starts.number:
-        yield Finding(
-            "note",
+        yield _note(
             facts.document_starts.place,
-            f"{facts.document_starts.number} lines with -DOCSTART- are no sentences, and are left out",
+            f"{_number(facts.document_starts.number, 'line')} with -DOCSTART- left out, this one first",
         )
     if facts.scheme != "IOB2":
-        yield Finding(
-            "note",
+        yield _note(
             name,
             f"its tags are {facts.scheme}, and are read as IOB2: B- opens every entity, and I- continues it",
         )
@@ -289,8 +305,7 @@ def _held_out_by_hash(job: JobConfig, facts: JobFacts, share: float) -> Finding:
         else ""
     )
     rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
-    return Finding(
-        "note",
+    return _note(
         "data.held_out is not set",
         f"{facts.num_held_out} of {facts.num_held_out + facts.num_train} rows are held out to measure the model (the hash of a text chooses "
         f"about {share:.0%}{limit}){rest if missing else ''}",
@@ -302,8 +317,7 @@ def few_held_out_rows(kind: str, num_rows: int) -> Finding | None:
     if kind == "causal_lm" or not 0 < num_rows < _FEW_HELD_OUT_ROWS:
         return None
     rows = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
-    return Finding(
-        "warning",
+    return _warning(
         "held-out data",
         f"only {rows} measured, so one row more that is right changes a share of right rows by {1 / num_rows:.0%}",
         f"hold out at least {_FEW_HELD_OUT_ROWS} rows for a result that says something",
@@ -321,8 +335,7 @@ def unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> Finding 
     if not unknown:
         return None
     listed = say_some([f"{label} ({places[label]})" for label in unknown])
-    return Finding(
-        "warning",
+    return _warning(
         "held-out data",
         f"no training row has the label {listed}. Held-out rows with it count as errors",
         "correct them, or add training rows with the label",
@@ -360,8 +373,7 @@ def long_rows(
         if is_trained
         else "raise it if they matter"
     )
-    return Finding(
-        "note",
+    return _note(
         "task.max_length",
         f"{', and '.join(parts)}, because they are longer than task.max_length = {max_length} tokens",
         remedy,
@@ -417,6 +429,14 @@ def folded(text: str) -> str:
     text = unicodedata.normalize("NFKC", text).casefold()
     text = " ".join("".join(c for c in text if unicodedata.category(c) != "Cf").split())
     return repr(float(text)) if _NUMBER.fullmatch(text) else text
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else _plural(what)}"
+
+
+def _plural(what: str) -> str:
+    return f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
 
 
 def say_some(names: Sequence[str]) -> str:

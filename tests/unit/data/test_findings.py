@@ -98,12 +98,12 @@ def test_repeated_rows_are_a_note_and_contradicting_ones_a_warning() -> None:
 def test_labels_that_look_alike_are_named_with_their_numbers(one: str, other: str) -> None:
     [found] = warnings([*TRAIN, ("a", one), ("b", one), ("c", other)], HELD_OUT)
     assert f"{one!r} (2 rows, train:41)" in found.what
-    assert f"{other!r} (1 rows, train:43)" in found.what
+    assert f"{other!r} (1 row, train:43)" in found.what
 
 
 def test_label_of_a_held_out_row_may_look_like_one_of_a_training_row() -> None:
     [found] = warnings(TRAIN, [*HELD_OUT, ("a", "P")])
-    assert "'P' (1 rows, held-out:121)" in found.what
+    assert "'P' (1 row, held-out:121)" in found.what
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_copy_of_the_training_file_is_a_warning(write: Write) -> None:
 
 def test_rows_that_are_all_of_their_own_label_are_refused(write: Write) -> None:
     data = {"train": write("a.jsonl", [(f"text {n}", f"label {n}") for n in range(40)])}
-    with pytest.raises(InvalidInputError, match=r"a\.jsonl:1: each of the 40 .*label_column"):
+    with pytest.raises(InvalidInputError, match=r"a\.jsonl: each of the 40 .*label_column"):
         check_data(job_of(**data))
 
 
