@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.job import LABELLING_TASKS
@@ -37,6 +38,22 @@ def choose(rows: Sequence[Row], limit: int | None, sizes: Sizes = one_each) -> l
     return [rows[index] for index in sorted(chosen)]
 
 
+@dataclass(frozen=True)
+class _Division:
+    """What the next rows depend on."""
+
+    labels: frozenset[str] = frozenset()
+    """Those of training rows; of tags only the type of the entity."""
+    kept: frozenset[str] = frozenset()
+    """The texts that train although the hash chose them."""
+    held_out: frozenset[int] = frozenset()
+    """The hashes of held-out texts, if there is a limit."""
+    used: int = 0
+    """The sizes of held-out rows, if there is a limit."""
+    num_first: int | None = None
+    """Rows of the first reading; `None` before it."""
+
+
 class HoldOut:
     """Divides the rows of a file into training rows and held-out rows.
 
@@ -66,57 +83,60 @@ class HoldOut:
         self._has_labels = kind in LABELLING_TASKS
         self._limit = limit
         self._sizes = sizes
-        self.num_first = num_first
-        self._labels: frozenset[str] = frozenset()
-        """Those of training rows; of tags only the type of the entity."""
-        self._kept: frozenset[str] = frozenset()
-        """The texts that train although the hash chose them."""
-        self._held_out: frozenset[int] = frozenset()
-        """The hashes of held-out texts, if there is a limit."""
-        self._used = 0
-        """The sizes of held-out rows."""
-        self._has_divided = False
-        self._pending = self._labels, self._kept, self._held_out, self._used, num_first
+        self._given_num_first = num_first
+        self._division = self._pending = _Division()
+
+    @property
+    def num_first(self) -> int | None:
+        """Rows of the first reading; `None` before it is accepted."""
+        return self._division.num_first
 
     def divide(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
         """Returns the training rows and the held-out rows, in their order. `accept` ends the choice for these rows."""
-        labels, kept = set(self._labels), set(self._kept)
-        may_train = [self._trains(row, labels, kept) for row in rows]
-        held_out, used = set(self._held_out), self._used
-        num_first = 0
-        if not self._has_divided:
-            num_first = len(rows) if self.num_first is None else min(self.num_first, len(rows))
-        sides: list[bool | None] = list(may_train)
-        """True trains, and False is held out. `None` does neither, because its text is held out already."""
-        if self._limit is not None:
-            chosen = [index for index, trains in enumerate(may_train) if not trains]
-            size_of = dict(zip(chosen, self._sizes([rows[i] for i in chosen]), strict=True))
-            digests = {index: _digest(rows[index]) for index in chosen}
-            sides = [True] * len(rows)
-            for index in sorted(
-                chosen, key=lambda i: (0, digests[i], i) if i < num_first else (1, 0, i)
-            ):
-                if used < self._limit:
-                    used += size_of[index]
-                    held_out.add(digests[index])
-                    sides[index] = False
-            for index in chosen:
-                if sides[index] and digests[index] in held_out:
-                    sides[index] = None
-        self._pending = (
-            frozenset(labels),
-            frozenset(kept),
-            frozenset(held_out),
-            used,
-            self.num_first if self._has_divided else num_first,
+        before = self._division
+        labels, kept = set(before.labels), set(before.kept)
+        chosen = [index for index, row in enumerate(rows) if not self._trains(row, labels, kept)]
+        num_first = before.num_first
+        num_new = 0  # Of the first reading.
+        if num_first is None:
+            num_first = num_new = (
+                len(rows) if self._given_num_first is None else self._given_num_first
+            )
+        self._pending = replace(
+            before, labels=frozenset(labels), kept=frozenset(kept), num_first=num_first
         )
-        train = [row for row, side in zip(rows, sides, strict=True) if side]
-        return train, [row for row, side in zip(rows, sides, strict=True) if side is False]
+        held_out, lost = set(chosen), set[int]()
+        if self._limit is not None:
+            held_out, lost = self._within_limit(self._limit, rows, chosen, num_new)
+        train = [row for i, row in enumerate(rows) if i not in held_out and i not in lost]
+        return train, [rows[index] for index in sorted(held_out)]
+
+    def _within_limit(
+        self, limit: int, rows: Sequence[Row], chosen: Sequence[int], num_new: int
+    ) -> tuple[set[int], set[int]]:
+        """Returns the indices of rows to hold out, and of rows that would train with the text of one that is held out.
+
+        Args:
+            chosen: The indices of rows that the hash chooses.
+            num_new: Rows of the first reading.
+        """
+        digests = {index: _digest(rows[index]) for index in chosen}
+        sizes = dict(zip(chosen, self._sizes([rows[index] for index in chosen]), strict=True))
+        first = sorted((i for i in chosen if i < num_new), key=lambda i: (digests[i], i))
+        texts, used = set(self._pending.held_out), self._pending.used
+        held_out: set[int] = set()
+        for index in (*first, *(i for i in chosen if i >= num_new)):
+            if used >= limit:
+                break
+            used += sizes[index]
+            texts.add(digests[index])
+            held_out.add(index)
+        self._pending = replace(self._pending, held_out=frozenset(texts), used=used)
+        return held_out, {i for i in chosen if i not in held_out and digests[i] in texts}
 
     def accept(self) -> None:
         """Remembers the rows of the last call of `divide`."""
-        self._labels, self._kept, self._held_out, self._used, self.num_first = self._pending
-        self._has_divided = True
+        self._division = self._pending
 
     def _trains(self, row: Row, labels: set[str], kept: set[str]) -> bool:
         """Returns whether the hash, or a label that comes first, lets a row train. Adds to both sets."""
