@@ -8,7 +8,7 @@ from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.job import LABELLING_TASKS
 
-_LETTERS_LOOKED_AT = 40
+_LETTERS_LOOKED_AT = 12
 
 
 def count_rows(
@@ -93,6 +93,6 @@ def _hash(*parts: str) -> int:
 
 def _script(text: str) -> str:
     """Returns the alphabet of most of the first letters, such as "Latin"; "" without a letter."""
-    letters = [c for c in text[: 2 * _LETTERS_LOOKED_AT] if c.isalpha()][:_LETTERS_LOOKED_AT]
+    letters = [c for c in text[: 4 * _LETTERS_LOOKED_AT] if c.isalpha()][:_LETTERS_LOOKED_AT]
     names = [unicodedata.name(letter, "").partition(" ")[0] for letter in letters]
     return max(sorted(set(names)), key=names.count, default="").capitalize()

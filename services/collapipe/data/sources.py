@@ -74,15 +74,19 @@ class RowSource(ABC):
         """Marks the rows of the last reading as accepted."""
 
     def _in_iob2(self, rows: Sequence[Row], *, is_first: bool) -> list[Row]:
-        """Returns the rows with their tags in IOB2, if they have tags."""
+        """Returns the rows with their tags in IOB2, if they have tags, and without marks of documents."""
         if is_first:
             self.facts.scheme = scheme_of(rows)
-        return [
-            in_iob2(row, self.facts.scheme, partial(self._tag_place, row))
-            if isinstance(row, TaggedRow)
-            else row
-            for row in rows
-        ]
+        converted: list[Row] = []
+        for row in rows:
+            if not isinstance(row, TaggedRow):
+                converted.append(row)
+            elif row.words == (_DOCUMENT_START,):
+                self.facts.document_starts.add(row.place)
+            else:
+                place = partial(self._tag_place, row)
+                converted.append(in_iob2(row, self.facts.scheme, place))
+        return converted
 
     def _tag_place(self, row: Row, index: int) -> str:
         """Returns the place of the tag of a word."""
@@ -95,7 +99,7 @@ class FixedRows(RowSource):
     def __init__(self, name: str, rows: Sequence[Row], columns: str = "") -> None:
         super().__init__(name)
         self._rows = self._in_iob2(rows, is_first=True)
-        self.facts.num_rows, self.facts.columns = len(rows), columns
+        self.facts.num_rows, self.facts.columns = len(self._rows), columns
 
     def read(self) -> list[Row]:
         return self._rows

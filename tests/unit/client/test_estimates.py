@@ -91,6 +91,20 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "test.csv"}
 
 
+def test_data_set_in_a_folder_of_this_machine_is_read(job: list[str], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(40)]
+    (tmp_path / "set").mkdir()
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "set/train-00000-of-00001.parquet")
+    hub = ("data.source=hub", "data.hub_name=set", "data.train=train", "data.held_out=train[:4]")
+    options = [part for each in (*hub, "clusters=1") for part in ("--set", each)]
+    answer = run_json(*job, *options, "--set", "devices_per_cluster=2")
+    assert answer["estimates"][0]["notes"][0] == "40 training rows, 4 held-out rows, 2 labels"
+    leak, few = answer["estimates"][0]["warnings"][-2:]
+    assert "4 of 4 held-out rows" in leak and "only 4 rows" in few
+
+
 def test_job_that_does_not_fit_exits_1_and_says_what_would_help(job: list[str]) -> None:
     small = ("--devices", "2", "--device-memory", "10kB", "--set", "devices_per_cluster=2")
     printed = run(*job, *small, code=1).stdout

@@ -569,6 +569,13 @@ def test_starts_of_documents_are_no_sentences(tmp_path: Path, end: str) -> None:
     assert source.facts.document_starts == Counted(2, f"{source.name}:1")
 
 
+def test_start_of_a_document_as_a_row_of_its_own_is_left_out(tmp_path: Path) -> None:
+    rows = [{"tokens": [word], "tags": ["O"]} for word in ("-DOCSTART-", "Ada")]
+    source = open_text(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows), "ner")
+    assert [(row.key, row.line) for row in source.read()] == [("Ada", 2)]
+    assert source.facts.document_starts == Counted(1, f"{source.name}:1")
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "content"),
     [
