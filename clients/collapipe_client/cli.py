@@ -4,7 +4,7 @@ import itertools
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -121,6 +121,12 @@ def train(
             help="Start no hosts. Check the data, the model and the memory of the devices, and estimate the time.",
         ),
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Refuse data about which there is a warning, as data.strict does."
+        ),
+    ] = False,
     *,
     testbed_options: LocalTestbedOptions,
     endpoint_options: EndpointOptions,
@@ -133,7 +139,8 @@ def train(
     """
     with exit_codes(as_json), termination_as_interrupt():
         endpoint = find_endpoint(endpoint_options)
-        job = _load(job_file, preset, settings or [], endpoint)
+        settings = [*(settings or []), *["data.strict=true"] * strict]
+        job, findings = _load(job_file, preset, settings, endpoint)
         if output is not None:
             _check_empty(output, overwrite)
         _check_writable(output or _MODELS)
@@ -157,7 +164,7 @@ def train(
             with (
                 display,
                 _testbed_for(
-                    job, endpoint, testbed_options, endpoint_options.workspace, display
+                    job, endpoint, testbed_options, endpoint_options.workspace, display, findings
                 ) as (client, testbed),
             ):
                 if as_json:
@@ -332,23 +339,28 @@ def _is_taken(path: Path) -> bool:
 
 def _load(
     job_file: Path | None, preset: str | None, settings: list[str], endpoint: Endpoint | None
-) -> JobConfig:
-    """Loads a job. Checks its data and its pretrained model, if the services run on this machine."""
+) -> tuple[JobConfig, list[str]]:
+    """Loads a job. Checks its data and its pretrained model, if the services run on this machine.
+
+    Returns:
+        The job, and what a person should know about the data.
+    """
     is_local = endpoint is None or endpoint.testbed is not None
     devices = endpoint.devices() if endpoint is not None and preset is not None else {}
     job = read_job(job_file, preset, settings, is_local=is_local, devices=devices)
     check_has_data(job)
     if not is_local:
-        return job
+        return job, []
     check_family(job)
     job = with_local_paths(job)
     # A client without services on its machine need not have the packages that read data.
     from collapipe.data.cluster_rows import check_data
+    from collapipe.data.findings import shortened
 
-    check_data(job)
+    findings = shortened([str(finding) for finding in check_data(job)])
     if job.model.pretrained is not None:
         pretrained_directory(job.model.pretrained)
-    return job
+    return job, findings
 
 
 @contextmanager
@@ -358,8 +370,11 @@ def _testbed_for(
     options: LocalTestbedOptions,
     workspace: Path,
     display: Display,
+    findings: Sequence[str],
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
-    """Opens a client of the scheduler that was found, or of a testbed that is started for the job."""
+    """Opens a client of the scheduler that was found, or of a testbed that is started for the job. Shows findings before."""
+    for finding in findings:
+        display.note(finding)
     if endpoint is not None:
         if endpoint.testbed is not None and not endpoint.testbed.detached:
             raise InvalidInputError(

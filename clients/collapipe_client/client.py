@@ -361,6 +361,7 @@ class CollaPipeClient:
         temperature: float = 0.0,
         top_k: int = 0,
         seed: int = 0,
+        skip_refused: bool = False,
         waiting: Callable[[str], None] = lambda reason: None,
     ) -> Iterator[AnswerPiece]:
         """Answers texts with the model of a job's last commit, on the hosts of its cluster 0.
@@ -375,11 +376,12 @@ class CollaPipeClient:
             max_new_tokens: Most tokens of an answer. `None` stands for the job's `task.max_new_tokens`.
             temperature: 0 always chooses the most probable token. Otherwise tokens are drawn.
             top_k: Tokens to draw from: the most probable ones. 0 means all.
+            skip_refused: Whether a text that cannot be answered has an empty answer with a `refusal`, which says why.
             waiting: Called once in each second without an answer, with what it waits for, or with "" while the hosts compute.
 
         Raises:
             PeerLostError: A process ended or is silent.
-            InvalidInputError: A text is too long, or an option is wrong.
+            InvalidInputError: A text is too long, and is not to be skipped, or an option is wrong.
         """
         _check_options(max_new_tokens, temperature)
         job_id = self.find_job(job).job_id
@@ -392,7 +394,8 @@ class CollaPipeClient:
             yield from (AnswerPiece(text_index=index, is_last=True) for index in blank)
             if not indices:
                 continue
-            prediction = Prediction(options=options, numbers=[index + 1 for index in indices])
+            prediction = Prediction(options=options, skips_refused=skip_refused)
+            prediction.numbers.extend(index + 1 for index in indices)
             prediction.texts.extend(text for _, text in part if text.strip())
             use = ModelUse(prediction=prediction)
             for output in self._use_model(job_id, use, iter(()), waiting):

@@ -25,7 +25,7 @@ else:
 _PRESETS = resources.files("collapipe_client") / "presets"
 _MOST_BYTES = 10_000_000
 """Largest file of settings."""
-_DATA_SUFFIXES = (".jsonl", ".csv", ".tsv", ".parquet", ".conll", ".txt")
+_DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".conll", ".txt")
 _EXAMPLES = {
     "classification": (
         "rows.jsonl, one row a line (or rows.csv, .tsv or .parquet with these columns)",
@@ -221,6 +221,11 @@ def with_local_paths(job: JobConfig) -> JobConfig:
             listed = [paths] if isinstance(paths, str) else paths or []
             for path in (path for text in listed for path in text.split(",")):
                 if not Path(path).exists():
+                    if any(each in path for each in "*?["):
+                        raise InvalidInputError(
+                            f"data.{key}: {path} is a pattern, which is not filled in: put the rows into one file, for example with "
+                            f'`cat`, or give each cluster a file with --set \'data.train=["A", "B"]\''
+                        )
                     raise InvalidInputError(
                         f"data.{key}: {path} does not exist: give another with --set data.{key}=PATH"
                     )

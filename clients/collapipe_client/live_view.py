@@ -35,6 +35,7 @@ class Display:
         self.view = JobView()
         """The state of the job after the events so far."""
         self._console = console
+        self._noted: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +60,12 @@ class Display:
 
     def note(self, message: str) -> None:
         """Shows a message that is not an event of the job."""
+        self._noted.add(message)
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+    def _incident_lines(self, event: WatchJobResponse) -> list[str]:
+        """Returns the lines of an event, without what was known of the data before the job began."""
+        return [line for line in incident_lines(event) if line not in self._noted]
 
 
 def make_display(as_json: bool) -> Display:
@@ -92,7 +98,7 @@ class PlainDisplay(Display):
     def show(self, event: WatchJobResponse) -> None:
         before = self.view
         super().show(event)
-        for line in [*incident_lines(event), *progress_lines(before, self.view)]:
+        for line in [*self._incident_lines(event), *progress_lines(before, self.view)]:
             if line != self._last:
                 timed = f"[{self.view.elapsed_seconds:7.1f} s] {line}"
                 self._lines.print(timed, markup=False, highlight=False, soft_wrap=True)
@@ -129,7 +135,7 @@ class LiveDisplay(Display):
         super().show(event)
         if event.number:  # Not only a sign of life.
             self._heard_at = time.monotonic()
-        for line in incident_lines(event):
+        for line in self._incident_lines(event):
             self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
 
     def take(self, snapshot: Mapping[str, Any]) -> None:
@@ -139,6 +145,7 @@ class LiveDisplay(Display):
         self._serving = num_serving, num_processes
 
     def note(self, message: str) -> None:
+        self._noted.add(message)
         style = "yellow" if "warning: " in message else ""
         self._console.print(message, style=style, markup=False, highlight=False)
 

@@ -14,6 +14,7 @@ from collapipe_client.endpoint import EndpointOptions, client_for_model
 from collapipe_client.jobs_commands import JobArgument
 from collapipe_client.message_json import to_document
 from collapipe_client.reporting import (
+    FAILED,
     complain,
     exit_codes,
     print_json,
@@ -37,7 +38,8 @@ def predict(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Answer the rows of a file of this machine: .jsonl, .csv, .tsv, .parquet, .conll, or .txt with a text a line.",
+            help="Answer the rows of a file of this machine: .jsonl, .csv, .tsv, .parquet, .conll, or .txt with a text a line. A row that "
+            "cannot be answered is named, and the exit code is then 1.",
         ),
     ] = None,
     column: Annotated[
@@ -75,7 +77,9 @@ def predict(
             # The import takes time, and a client need not have the packages that read data.
             from collapipe.data.texts import read_texts
 
-            given = read_texts(data, column)
+            given, findings = read_texts(data, column)
+            for finding in findings:
+                complain(finding)
         else:
             given = texts or [line.removesuffix("\n") for line in sys.stdin]
         empty = [row for row, text in enumerate(given, start=1) if not text.strip()]
@@ -91,6 +95,7 @@ def predict(
                 temperature=temperature,
                 top_k=top_k,
                 seed=seed,
+                skip_refused=data is not None,
                 waiting=_teller(as_json),
             )
             if empty:
@@ -100,10 +105,15 @@ def predict(
                 complain(
                     f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {named}"
                 )
+            refused: list[int] = []
+            pieces = _without_refused(pieces, refused)
             if as_json:
                 _print_documents(given, pieces)
             else:
                 _print_answers(pieces)
+        if refused:
+            complain(f"{len(refused)} of {len(given)} rows have no answer, as named above")
+            raise typer.Exit(FAILED)
 
 
 @takes_option_groups
@@ -155,6 +165,15 @@ def _teller(as_json: bool) -> Callable[[str], None]:
     return tell
 
 
+def _without_refused(pieces: Iterator[AnswerPiece], refused: list[int]) -> Iterator[AnswerPiece]:
+    """Yields all pieces. Names each row that cannot be answered, and adds its number to `refused`."""
+    for piece in pieces:
+        if piece.refusal:
+            refused.append(piece.text_index + 1)
+            complain(f"row {piece.text_index + 1} has an empty answer: {piece.refusal}")
+        yield piece
+
+
 def _print_answers(pieces: Iterator[AnswerPiece]) -> None:
     """Prints the answers in the order of the texts. The next one is printed while it is generated."""
     kept: dict[int, list[AnswerPiece]] = {}
@@ -185,6 +204,7 @@ def _print_documents(texts: list[str], pieces: Iterator[AnswerPiece]) -> None:
                     "text": texts[piece.text_index],
                     "answer": answer.text,
                     "tokens": list(answer.tokens),
+                    "refusal": piece.refusal,
                 }
             )
             del answers[piece.text_index]

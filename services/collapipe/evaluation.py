@@ -5,8 +5,7 @@ metric is that of all rows together, however they are divided. This module impor
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -41,15 +40,6 @@ _DEFINITIONS = {
 }
 """What each metric is. That of BLEU also depends on the counts."""
 
-_FATES_OF_LONG_ROWS = {
-    "ner": ("are cut", "are cut, so that the words that are cut off count as misses"),
-    "translation": ("are cut", "are cut, but BLEU compares with the whole translation"),
-    "instruction": ("are left out", "count as wrong answers"),
-}
-"""What becomes of longer training rows and held-out rows than `task.max_length`, by the kind of the task. Other kinds only cut them."""
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
-_NAMED = 8
-"""Most labels that a note names."""
 
 Sums = Mapping[str, float]
 """Counts and sums by name. They differ by task, and those of several clusters are added."""
@@ -143,18 +133,6 @@ def _is_one_answer(kind: str, sums: Sums) -> bool:
     return int(sums[ROWS]) * int(sums[HASH_SQUARES]) == int(sums[HASHES]) ** 2
 
 
-def in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
-    """Returns the labels of all clusters in the order of their ids.
-
-    Whole numbers are ordered by their values, and other labels as texts. By convention "O", the label of a word outside all
-    entities, comes first.
-    """
-    labels = {label for labels in labels_of_clusters for label in labels}
-    if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
-        return sorted(labels, key=lambda label: (int(label), label))
-    return sorted(labels, key=lambda label: (label != "O", label))
-
-
 def first_places(places: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Returns the first place of each label, given labels with places "FILE:LINE"; each cluster knows those of its own rows."""
     first: dict[str, str] = {}
@@ -167,61 +145,6 @@ def _line_of(place: str) -> tuple[int, str]:
     """Returns a key that orders the lines of places. Whatever a host sends as a place has one."""
     line = place.rpartition(":")[2]
     return len(line), line
-
-
-def say_unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> str:
-    """Names the labels of held-out rows that no training row has; "" if there are none.
-
-    Args:
-        places: The file and line of the first held-out row with each label.
-        labels: The labels of the job.
-    """
-    unknown = [f"{label} ({places[label]})" for label in sorted(places.keys() - set(labels))]
-    if not unknown:
-        return ""
-    return (
-        f"no training row has the label {say_some(unknown)}. Held-out rows with it count as errors: correct them, or add "
-        "training rows with the label"
-    )
-
-
-def say_long_rows(
-    kind: str,
-    max_length: int,
-    train: tuple[int, int],
-    held_out: tuple[int, int],
-    *,
-    is_trained: bool = False,
-) -> str:
-    """Says what becomes of rows that are longer than `task.max_length`; "" if there are none.
-
-    Args:
-        max_length: The most tokens of a row.
-        train: How many training rows are longer, and how many the training has.
-        held_out: The same of the held-out rows.
-        is_trained: Whether the job has ended its training.
-    """
-    (long, num_rows), (held_out_long, num_held_out_rows) = train, held_out
-    if kind == "instruction":
-        num_rows += long  # The training has only the others.
-    fate, fate_of_held_out = _FATES_OF_LONG_ROWS.get(kind, ("are cut", "are cut"))
-    parts = [f"{long} of {num_rows} training rows {fate}"] * (long > 0)
-    parts += [f"{held_out_long} of {num_held_out_rows} held-out rows {fate_of_held_out}"] * (
-        held_out_long > 0
-    )
-    if not parts:
-        return ""
-    remedy = (
-        "shorten them, or train a job with a larger value"
-        if is_trained
-        else "raise it if they matter"
-    )
-    return f"{', and '.join(parts)}, because they are longer than task.max_length = {max_length} tokens: {remedy}"
-
-
-def say_some(names: Sequence[str]) -> str:
-    """Writes a list of names, of which a long one is cut."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def _accuracy(sums: Sums) -> dict[str, float]:

@@ -65,7 +65,7 @@ class DataConfig(Section):
     label, without any download. For `instruction`, the prompt is a docstring and the answer its package."""
     train: str | list[str] | None = None
     """One file, whose rows are divided among the clusters, or a list with one file for each cluster. The
-    format is .jsonl, .csv, .tsv, .parquet, or a folder that `save_to_disk` of `datasets` has written; for ner also .conll, for
+    format is .jsonl, .ndjson, .json, .csv, .tsv, .parquet, or a folder that `save_to_disk` of `datasets` has written; for ner also .conll, for
     translation also two parallel text files as "SOURCE,TARGET", and for causal_lm also .txt with one text a line. Rows may
     be appended to files of lines while the job runs; Parquet files and folders are read once. With `hub`: the split."""
     held_out: str | None = None
@@ -75,7 +75,8 @@ class DataConfig(Section):
     """Name of the data set on the Hugging Face hub, or a folder with the files of one."""
     text_column: str = "text"
     """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll). The default also finds
-    `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm)."""
+    `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm). As for each column, it takes other usual names,
+    too, if only one column has such a name, and says so."""
     label_column: str = "label"
     """Column of the label (classification), or of the list of tags (ner, unless .conll). The default also finds `tags`
     or `ner_tags` (ner)."""
@@ -98,7 +99,10 @@ class DataConfig(Section):
     max_rows: int | None = Field(default=None, ge=1)
     """Largest number of rows that are read from a training file."""
     max_held_out_rows: int | None = Field(default=None, ge=1)
-    """Largest number of held-out rows."""
+    """Largest number of held-out rows. The hash of their text chooses them, from all parts of the file. Without `held_out`, the
+    others train. For `causal_lm`, a row has `task.max_length` tokens."""
+    strict: bool = False
+    """Refuse the job if a warning about its data is found, as `collapipe train --strict` does."""
 
 
 class LoraConfig(Section):

@@ -7,6 +7,32 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+_ELSEWHERE = {
+    "batch_size": "mini_batch",
+    "dataset": "train",
+    "epochs": "rounds",
+    "eval_steps": "evaluate_every",
+    "lora_r": "r",
+    "lr": "learning_rate",
+    "lr_scheduler_type": "decay",
+    "max_seq_len": "max_length",
+    "max_seq_length": "max_length",
+    "max_steps": "rounds",
+    "model_name_or_path": "pretrained",
+    "num_epochs": "rounds",
+    "num_train_epochs": "rounds",
+    "per_device_train_batch_size": "mini_batch",
+    "rank": "r",
+    "steps": "local_steps",
+    "validation": "held_out",
+    "test": "held_out",
+    "validation_file": "held_out",
+    "train_file": "train",
+    "warmup": "warm_up_steps",
+    "warmup_steps": "warm_up_steps",
+}
+"""Names of other projects for the last part of a key, and the one here."""
+
 
 def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
     """Describes each mistake in one line. For an unknown key, the line suggests the most similar key.
@@ -43,7 +69,9 @@ def first_mistake(error: ValidationError) -> str:
 
 def suggest_key(key: str, known: Sequence[str]) -> str:
     """Suggests the known key that is most similar to an unknown one, or lists all."""
-    same_end = [each for each in known if each.rpartition(".")[2] == key]
+    last = key.rpartition(".")[2]
+    meant = (key, _ELSEWHERE.get(last, last))
+    same_end = [each for each in known if each.rpartition(".")[2] in meant]
     near = did_you_mean(key, known, *same_end[:1])
     return near.strip() or f"known keys: {', '.join(known)}"
 

@@ -21,16 +21,17 @@ def with_data(job: JobConfig, **data: Any) -> JobConfig:
 
 
 def run(testbed: LocalTestbed, job: JobConfig) -> tuple[FinishedJob, list[str]]:
-    """Returns also the notes about the data, without the last one, which tells the passes over them."""
+    """Returns also the notes about held-out rows and about how rows were read."""
     notes: list[str] = []
 
     def listen(event: Any) -> None:
-        if event.HasField("data_note"):
-            notes.append(event.data_note.message)
+        message = event.data_note.message
+        if any(
+            words in message for words in ("is not set", "no training row", "read with", "span")
+        ):
+            notes.append(message)
 
-    finished = run_job(testbed, job, on_event=listen)
-    assert "training rows" in notes.pop()
-    return finished, notes
+    return run_job(testbed, job, on_event=listen), notes
 
 
 def test_csv_and_parquet_train_the_weights_of_json_lines(
@@ -74,3 +75,21 @@ def test_held_out_rows_are_told_and_unknown_labels_count_as_errors(
     evaluation = finished.evaluations[-1]
     assert (evaluation.num_rows, evaluation.metric) == (5, "accuracy")
     assert evaluation.value <= 0.8
+
+
+def test_resumed_job_holds_out_the_rows_that_it_chose_when_the_files_were_short(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    job = make_job(tmp_path, num_rows=NUM_ROWS, devices_per_cluster=[2, 1])
+    assert isinstance(job.data.train, list)
+    job = with_data(job, held_out=None, max_held_out_rows=3)
+    shorter = job.training.model_copy(update={"rounds": 1})
+    run(testbed, job.model_copy(update={"training": shorter}))
+    for name in job.data.train:
+        with Path(name).open("a", encoding="utf-8") as file:
+            for number in range(60):
+                file.write(json.dumps({"text": f"a new stone {number}", "label": "thing"}) + "\n")
+    finished = run_job(testbed, job, resume=True)
+    assert finished.evaluations[-1].num_rows <= 6
+    file = finished.state / "scheduler" / "jobs" / finished.job_id / "job.json"
+    assert json.loads(file.read_text(encoding="utf-8"))["num_first_rows"] == list(NUM_ROWS)

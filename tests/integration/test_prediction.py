@@ -145,6 +145,13 @@ def test_translations_equal_those_of_generate(
         )
         with pytest.raises(InvalidInputError, match=refused):
             answers(client, finished.job_id, ["", "road " * 40, TEXTS[0], "road " * 41])
+        given = ["road " * 40, TEXTS[0], "", TEXTS[1], "road " * 41]
+        pieces = list(client.predict(finished.job_id, given, max_new_tokens=9, skip_refused=True))
+        assert {piece.text_index for piece in pieces if piece.refusal} == {0, 4}
+        skipped = [[t for p in pieces if p.text_index == i for t in p.tokens] for i in (1, 3)]
+        assert skipped == found[0][:2]
+        [piece] = client.predict(finished.job_id, given[:1], skip_refused=True)
+        assert piece.refusal and piece.is_last
         use = ModelUse(prediction=Prediction(texts=TEXTS[:2], numbers=[1]))
         with pytest.raises(InvalidInputError, match="1 numbers were given for 2 texts"):
             list(client._use_model(finished.job_id, use, iter(()), lambda reason: None))
@@ -232,7 +239,10 @@ def test_metrics_on_the_held_out_file_equal_those_of_the_last_evaluation(
         path.unlink()
     with testbed.client() as client:
         expected = client.find_job(job_id).evaluation
-        assert client.evaluate(job_id, *copies) == expected
+        found = client.evaluate(job_id, *copies)
+        assert any("only 4 rows" in note for note in found.notes) or kind == "causal_lm"
+        del found.notes[:]
+        assert found == expected
         with copies[-1].open("ab") as file:
             file.write(b"\xff\n")
         with pytest.raises(InvalidInputError, match=rf"^{copies[-1]}:\d+: .*is not UTF-8"):

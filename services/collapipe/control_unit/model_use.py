@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
+from collapipe.data.findings import few_held_out_rows, in_order, long_rows, say_some, unknown_labels
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
-from collapipe.evaluation import make_evaluation, say_long_rows, say_some, say_unknown_labels
+from collapipe.evaluation import make_evaluation
 from collapipe.job import JobConfig
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
@@ -55,7 +56,7 @@ class ModelUse:
         self._options.max_new_tokens = prediction.options.max_new_tokens or job.task.max_new_tokens
         model = start.round.model
         self._adapter = adapter_for(model.family, model.task, model.config_json)
-        self._questions = self._encode(prediction)
+        self._questions, self._refused = self._encode(prediction)
         mini_batch, parts = job.training.mini_batch, start.round.plan.num_micro_batches
         self._evaluated_together = max(1, mini_batch // parts)
         self._told_rows = self._signs_without_rows = 0
@@ -67,9 +68,13 @@ class ModelUse:
             CollapipeError: The use failed. The model is as before.
         """
         try:
+            for index, refusal in self._refused.items():
+                _emit(emit, text_index=index, is_last=True, refusal=refusal)
             self._pipeline.configure()
             if self._start.use.HasField("evaluation"):
                 _emit(emit, evaluation=self._evaluate())
+            elif not self._questions:
+                pass
             elif self._task.generates:
                 self._generate(emit)
             else:
@@ -98,28 +103,37 @@ class ModelUse:
             )
         return waiting_response(self._pipeline.waiting_for())
 
-    def _encode(self, prediction: model_use_pb2.Prediction) -> list[Any]:
-        """Encodes the texts. Refuses all of them if some cannot be answered, and names those."""
-        questions, refused = [], []
+    def _encode(
+        self, prediction: model_use_pb2.Prediction
+    ) -> tuple[dict[int, Any], dict[int, str]]:
+        """Encodes the texts. If some cannot be answered, it refuses all of them and names those, unless they are to be skipped.
+
+        Returns:
+            The encoded texts and the reasons for refusals, by the position of the text.
+        """
+        questions: dict[int, Any] = {}
+        refused: dict[int, str] = {}
         texts = prediction.texts
         numbers = prediction.numbers or range(1, len(texts) + 1)
         if len(numbers) != len(texts):
             raise InvalidInputError(
                 f"{len(numbers)} numbers were given for {len(texts)} texts: give one for each, or none"
             )
-        for number, text in zip(numbers, texts, strict=True):
+        for index, text in enumerate(texts):
             try:
-                questions.append(self._question(text))
+                questions[index] = self._question(text)
             except InvalidInputError as error:
-                refused.append((number, f"text {number} ({text!r:.40}): {error}"))
+                refused[index] = str(error)
+        if not refused or prediction.skips_refused:
+            return questions, refused
+        first, reason = next(iter(refused.items()))
+        message = f"text {numbers[first]} ({texts[first]!r:.40}): {reason}"
         if len(refused) > 1:
-            named = say_some([str(number) for number, _ in refused])
+            named = say_some([str(numbers[index]) for index in refused])
             raise InvalidInputError(
-                f"{len(refused)} of {len(texts)} texts cannot be answered (number {named}); {refused[0][1]}"
+                f"{len(refused)} of {len(texts)} texts cannot be answered (number {named}); {message}"
             )
-        if refused:
-            raise InvalidInputError(refused[0][1])
-        return questions
+        raise InvalidInputError(message)
 
     def _question(self, text: str) -> Any:
         """Encodes a text. Refuses one that, with its answer, is longer than the model has positions for."""
@@ -143,25 +157,29 @@ class ModelUse:
         predictions = self._pipeline.evaluate(batches)
         sums = self._task.sums(predictions)
         evaluation = make_evaluation(self._task.kind, sums, request.attempt.round_index)
-        task = self._task
+        task, max_length = self._task, self._job.task.max_length
         long = task.num_long_held_out_rows, task.num_held_out_rows
-        if unknown := say_unknown_labels(task.held_out_labels, request.labels):
-            evaluation.notes.append(f"warning: {unknown}")
-        max_length = self._job.task.max_length
-        if told := say_long_rows(task.kind, max_length, (0, 0), long, is_trained=True):
-            evaluation.notes.append(told)
+        found = [
+            *task.findings,
+            unknown_labels(task.held_out_labels, request.labels),
+            few_held_out_rows(task.kind, task.num_held_out_rows),
+            long_rows(task.kind, max_length, (0, 0), long, is_trained=True),
+        ]
+        evaluation.notes.extend(str(each) for each in in_order(filter(None, found)))
         return evaluation
 
     def _label(self, emit: Emit) -> None:
-        inputs = [self._task.inputs(question) for question in self._questions]
+        inputs = [self._task.inputs(question) for question in self._questions.values()]
         predictions = self._pipeline.evaluate(inputs)
-        for index, (question, labels) in enumerate(zip(self._questions, predictions, strict=True)):
+        for (index, question), labels in zip(self._questions.items(), predictions, strict=True):
             text = self._task.answer(question, labels)
             _emit(emit, text_index=index, text=text, is_last=True)
 
     def _generate(self, emit: Emit) -> None:
-        decoders = [self._task.answer_stream(question) for question in self._questions]
-        lengths = [0] * len(self._questions)
+        questions = list(self._questions.values())
+        indices = list(self._questions)
+        decoders = [self._task.answer_stream(question) for question in questions]
+        lengths = [0] * len(questions)
         end_ids = self._adapter.end_ids
         if self._task.continues_text:
             end_ids.add(self._task.end_id)
@@ -170,10 +188,10 @@ class ModelUse:
             lengths[index] += 1
             goes_on = token not in end_ids and lengths[index] < self._options.max_new_tokens
             text = decoders[index](token)
-            _emit(emit, text_index=index, text=text, tokens=[token], is_last=not goes_on)
+            _emit(emit, text_index=indices[index], text=text, tokens=[token], is_last=not goes_on)
             return goes_on
 
-        inputs = [self._task.inputs(question) for question in self._questions]
+        inputs = [self._task.inputs(question) for question in questions]
         prompts = [each.tensors["input_ids"] for each in inputs]
         self._pipeline.generate(prompts, self._options, take, feeds_back=self._task.continues_text)
 

@@ -13,6 +13,7 @@ from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
 from collapipe.control_unit.round_masking import RoundMasking
+from collapipe.data.findings import in_order
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -82,7 +83,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             vocabulary = None
             if request.HasField("vocabulary"):
                 vocabulary = fetch_vocabulary(store, self._resources.channels, request.vocabulary)
-            task = load_task(job, request.cluster_index, vocabulary)
+            task = load_task(job, request.cluster_index, vocabulary, request.num_first_rows or None)
             if self._newest_load is not this_load:
                 raise WrongStateError(
                     f"the data of job {request.job.job_id} are not kept: a later call loads the data of this cluster"
@@ -100,7 +101,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                         control_unit_pb2.HeldOutLabel(label=label, place=place)
                         for label, place in task.held_out_labels.items()
                     ],
-                    notes=task.notes,
+                    notes=[str(finding) for finding in in_order(task.findings)],
+                    num_first_rows=task.num_first,
                     num_long_rows=task.num_long_rows,
                     num_long_held_out_rows=task.num_long_held_out_rows,
                 )

@@ -82,6 +82,8 @@ class AppendedFile:
         lines = [
             self._decode(piece, self._num_lines + index + 1) for index, piece in enumerate(pieces)
         ]
+        if is_first and len(lines) == 1:
+            self._refuse_carriage_returns(lines[0])
         return Unread(
             lines, self._num_lines + 1, is_first, ends_complete, content, stops, signature
         )
@@ -159,6 +161,14 @@ class AppendedFile:
                 f"{error.start + 1} of the line is not UTF-8: convert the file, for example with "
                 "`iconv -f latin1 -t utf-8`"
             ) from error
+
+    def _refuse_carriage_returns(self, line: str) -> None:
+        """Refuses the line ends of old Macs, with which the file is a single line."""
+        if num_ends := line.removesuffix("\r").count("\r"):
+            raise InvalidInputError(
+                f"{self.path}:1: has {num_ends} line ends that are a carriage return alone: convert the file, for example with "
+                r"`tr '\r' '\n'`"
+            )
 
     def _unreadable(self, error: OSError) -> InvalidInputError:
         return InvalidInputError(

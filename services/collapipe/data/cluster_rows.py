@@ -1,12 +1,22 @@
 """The training rows and held-out rows of one cluster."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut
+from collapipe.data.findings import (
+    Finding,
+    JobFacts,
+    find,
+    find_in_job,
+    in_order,
+    refuse_warnings,
+)
+from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut, Sizes, choose, one_each
 from collapipe.data.hub import load_hub_rows
+from collapipe.data.row_counts import count_rows
 from collapipe.data.rows import Row
 from collapipe.data.sharding import dirichlet_clusters, iid_clusters
 from collapipe.data.sources import FixedRows, RowSource, open_file
@@ -15,6 +25,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 
 T = TypeVar("T")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -34,9 +45,12 @@ class TaskRows(Protocol):
     knows_all_held_out: bool
     """Whether these are the held-out rows of all clusters. Otherwise, each cluster holds out rows of its own file."""
 
+    findings: list[Finding]
+    """What a person should know about the rows of the first reading."""
+
     @property
-    def notes(self) -> list[str]:
-        """What a person should know about how the rows were read."""
+    def num_first(self) -> int:
+        """Rows of the file at the first reading that was accepted."""
 
     def read(self) -> NewRows:
         """Returns the rows after the accepted ones."""
@@ -57,10 +71,10 @@ class NoMoreRows:
     """Rows to which none are appended."""
 
     knows_all_held_out = True
+    num_first = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.notes: list[str] = []
+    def __init__(self, name: str, findings: list[Finding]) -> None:
+        self.name, self.findings = name, findings
 
     def read(self) -> NewRows:
         return NewRows([], [], 0)
@@ -77,11 +91,14 @@ class ClusterRows:
 
     The cluster of a row does not depend on later rows, so appended rows never move earlier ones.
 
+    Args:
+        num_first: Rows of the file at the first reading, if another process has read them before.
+
     Raises:
         InvalidInputError: The job names no readable data.
     """
 
-    def __init__(self, job: JobConfig, cluster_index: int) -> None:
+    def __init__(self, job: JobConfig, cluster_index: int, num_first: int | None = None) -> None:
         job.check_cluster(cluster_index)
         self._job = job
         self._cluster_index = cluster_index
@@ -91,26 +108,51 @@ class ClusterRows:
         train, held_out = job.data.train, job.data.held_out
         self._train = _open(job, train[cluster_index] if isinstance(train, list) else train)
         self._held_out = None if held_out is None else _open(job, held_out)
-        self._hold_out = HoldOut(job.task.kind)
+        # The limit of a language model counts rows of tokens, which `limit_held_out` measures.
+        limit = None if job.task.kind == "causal_lm" else job.data.max_held_out_rows
+        self._num_first = num_first
+        self.limit_held_out(limit)
+        self.findings: list[Finding] = []
+        self.labels: frozenset[str] = frozenset()
+        """Those of the training rows of all clusters that the first reading has found."""
         self.name = self._train.name
         self.knows_all_held_out = self._is_shared or held_out is not None or job.clusters == 1
 
-    def read(self) -> NewRows:
-        """Reads all rows at first, and later the appended training rows. Changes no state."""
-        train = self._train.read()
-        held_out: list[Row] = []
-        if self._held_out is None:
-            train, held_out = self._hold_out.divide(train)
-        elif self._num_held_out == 0:
-            held_out = self._held_out.read()
-        train = _limited(train, self._job.data.max_rows, self._num_shared)
-        held_out = _limited(held_out, self._job.data.max_held_out_rows, self._num_held_out)
-        return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
+    def limit_held_out(self, limit: int | None, sizes: Sizes = one_each) -> None:
+        """Limits the held-out rows, before any reading is accepted.
+
+        Args:
+            limit: Rows are held out until their sizes reach it.
+        """
+        self._limit, self._sizes = limit, sizes
+        self._hold_out = HoldOut(self._job.task.kind, limit, sizes, self._num_first)
 
     @property
-    def notes(self) -> list[str]:
-        sources = [self._train] if self._held_out is None else [self._train, self._held_out]
-        return [source.note for source in sources if source.note]
+    def num_first(self) -> int:
+        """Rows of the file at the first reading that was accepted, by which held-out rows were chosen."""
+        return self._hold_out.num_first or 0
+
+    def read(self) -> NewRows:
+        """Reads all rows at first, and later the appended training rows. Only `findings` and `labels` change, at the first reading."""
+        data = self._job.data
+        read = self._train.read()
+        held_out: list[Row] = []
+        if self._held_out is None:
+            read, held_out = self._hold_out.divide(read)
+        elif self._num_held_out == 0:
+            held_out = choose(self._held_out.read(), self._limit, self._sizes)
+        train = read
+        if data.max_rows is not None:
+            train = read[: max(0, data.max_rows - self._num_shared)]
+        if not (self._num_shared or data.source == "stdlib_docstrings"):
+            self.labels = frozenset(label for row in train for label in row.labels)
+            sources = [self._train.facts]
+            if self._held_out is not None:
+                sources.append(self._held_out.facts)
+            self.findings = find(
+                count_rows(self._job.task.kind, sources, train, held_out, read[len(train) :])
+            )
+        return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
     def check(self, new: NewRows) -> None:
         """Raises `InvalidInputError` if the first reading has no training rows, or no cluster has held-out rows.
@@ -119,6 +161,7 @@ class ClusterRows:
         """
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
+        self._check_labels(new)
         if not new.held_out and new.num_shared and self.knows_all_held_out:
             raise InvalidInputError(
                 f"{self.name}: none of its {new.num_shared} rows can be held out for evaluation "
@@ -129,6 +172,16 @@ class ClusterRows:
             raise InvalidInputError(
                 f"{self.name}: has no rows: put at least one mini-batch in it "
                 f"({self._job.training.mini_batch})"
+            )
+        refuse_warnings(self._job, map(str, self.findings))
+
+    def _check_labels(self, new: NewRows) -> None:
+        """Refuses labels that are all different, because they are no classes."""
+        num_labels = len(self.labels)
+        if self._job.task.kind == "classification" and num_labels == new.num_shared > 2:
+            raise InvalidInputError(
+                f"{self.name}: each of the {num_labels} training rows has a label of its own, such as {min(self.labels)!r:.40}, so there are "
+                "no classes to learn: set data.label_column to the column of the classes"
             )
 
     def check_num_rows(self, num_rows: int, change_of_length: str | None = None) -> None:
@@ -186,16 +239,24 @@ class ClusterRows:
         ]
 
 
-def check_data(job: JobConfig) -> None:
+def check_data(job: JobConfig) -> list[Finding]:
     """Reads all rows of a job's files or of its data set, to find mistakes before anything starts.
 
+    Returns:
+        What a person should know about them, warnings first.
+
     Raises:
-        InvalidInputError: A row is wrong, or there are too few. The message names the file and the line.
+        InvalidInputError: A row is wrong, or there are too few. The message names the file and the line. Or there are warnings,
+            and `data.strict` is set.
     """
     if job.data.source == "stdlib_docstrings":
-        return
+        return []
     is_shared = not isinstance(job.data.train, list)
     labels: set[str] = set()
+    known: set[str] = set()
+    places: dict[str, str] = {}
+    num_train = num_held_out = 0
+    findings: list[Finding] = []
     for cluster_index in range(job.clusters):
         if is_shared and len(labels) > 1:
             break  # The first clusters have shown all rows.
@@ -205,12 +266,46 @@ def check_data(job: JobConfig) -> None:
         if job.task.kind != "causal_lm":  # Its texts are cut into rows, which needs the vocabulary.
             rows.check_num_rows(len(new.train))
         labels.update(label for row in new.train for label in row.labels)
+        known.update(rows.labels)
+        findings += rows.findings
+        if cluster_index == 0 or not is_shared:
+            num_train += new.num_shared
+        if cluster_index == 0 or not rows.knows_all_held_out:
+            num_held_out += len(new.held_out)
+            for row in new.held_out:
+                for label in row.labels:
+                    places.setdefault(label, row.place)
     if job.task.kind in LABELLING_TASKS and len(labels) < 2:
         trained = job.data.train if isinstance(job.data.train, str) else "the training data"
         raise InvalidInputError(
             f"{trained}: all training rows have the label {next(iter(labels), 'O')!r}, so there is nothing to learn: {job.task.kind} needs "
             "at least 2 labels"
         )
+    if job.task.kind not in LANGUAGE_TASKS:  # Tokens decide which rows those have.
+        facts = JobFacts(num_train, num_held_out, job_labels(job.task.kind, known), places)
+        findings += find_in_job(job, facts, HELD_OUT_SHARE)
+    refuse_warnings(job, map(str, findings))
+    return in_order(findings)
+
+
+def job_labels(kind: str, labels: Iterable[str]) -> list[str]:
+    """Returns the labels of a model, in order, given those of training rows. For ner: `O`, and B- and I- of each entity type."""
+    if kind != "ner":
+        return labels_in_order([labels])
+    types = sorted({label[2:] for label in labels if label != "O"})
+    return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+
+
+def labels_in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
+    """Returns the labels of all clusters in the order of their ids.
+
+    Whole numbers are ordered by their values, and other labels as texts. By convention "O", the label of a word outside all
+    entities, comes first.
+    """
+    labels = {label for labels in labels_of_clusters for label in labels}
+    if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
+        return sorted(labels, key=lambda label: (int(label), label))
+    return sorted(labels, key=lambda label: (label != "O", label))
 
 
 def _open(job: JobConfig, name: str | None) -> RowSource:
@@ -236,16 +331,22 @@ def _open(job: JobConfig, name: str | None) -> RowSource:
             f'data.source is "{data.source}" but data.train is not set: name the {what}'
         )
     if data.source == "hub":
-        return FixedRows(f"{data.hub_name}[{name}]", load_hub_rows(name, kind, data))
+        table = load_hub_rows(name, kind, data)
+        return FixedRows(f"{data.hub_name}[{name}]", table.rows, table.columns)
     trained = [data.train] if isinstance(data.train, str) else data.train or []
-    if data.held_out is not None and Path(data.held_out) in map(Path, trained):
+    same = next((each for each in trained if _is_same_file(each, data.held_out)), None)
+    if same is not None:
         raise InvalidInputError(
-            f"{data.held_out}: is both data.train and data.held_out, so the model would be evaluated on "
+            f"{data.held_out}: is both data.train and data.held_out{f' (as {same})' * (same != data.held_out)}, so the model would be evaluated on "
             f"its training rows: name another file, or remove data.held_out to hold out {HELD_OUT_SHARE:.0%} "
             "of the training rows"
         )
     return open_file(name, kind, data)
 
 
-def _limited(rows: Sequence[Row], limit: int | None, num_before: int) -> list[Row]:
-    return list(rows if limit is None else rows[: max(0, limit - num_before)])
+def _is_same_file(train: str, held_out: str | None) -> bool:
+    """Returns whether two names are those of the same file, perhaps by a link."""
+    if held_out is None:
+        return False
+    one, other = Path(train), Path(held_out)
+    return one == other or (one.exists() and other.exists() and one.samefile(other))

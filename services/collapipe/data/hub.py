@@ -1,12 +1,11 @@
 """Rows of a data set of the Hugging Face hub, through the package `datasets`."""
 
-from collapipe.data.rows import Row
-from collapipe.data.tables import make_rows
+from collapipe.data.tables import Table, make_rows
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
 
-def load_hub_rows(split: str, kind: str, data: DataConfig) -> list[Row]:
+def load_hub_rows(split: str, kind: str, data: DataConfig) -> Table:
     """Downloads a split such as "train[:1000]", unless the cache of `datasets` has it.
 
     Without a network, the newest version in the cache is read.

@@ -4,22 +4,15 @@ Every row knows its file and its line. So the message about a mistake can name t
 found late.
 """
 
-import difflib
-from collections.abc import Collection, Mapping, Sequence
+import math
+import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from collapipe.data.columns import Sample, find_columns, settle_columns
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-
-_COLUMNS: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "classification": {"text_column": ["sentence"], "label_column": []},
-    "ner": {"text_column": ["tokens", "words"], "label_column": ["tags", "ner_tags"]},
-    "translation": {"source_column": ["source"], "target_column": ["target"]},
-    "causal_lm": {"text_column": ["content"]},
-    "instruction": {"prompt_column": ["question"], "completion_column": ["answer", "response"]},
-}
-"""The settings that name the columns of each task, with the names that a column may have instead of the default."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +77,14 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
         InvalidInputError: A column is missing or has a wrong value.
     """
     place = f"{file}:{line}"
-    if kind == "translation":
-        nested = record.get("translation")  # The hub nests the columns of parallel texts.
-        if isinstance(nested, Mapping) and data.source_column not in record:
-            record = nested
+    record = _unnested(record, kind, data)
     if kind == "instruction" and data.messages_column in record:
         return _chat(record[data.messages_column], data, file, line)
     first, *others = find_columns(record, kind, data, place)
     if kind == "ner":
         [second] = others
-        words, tags = _texts(record, first, place), _texts(record, second, place)
+        words = _texts(record, first, place)
+        tags = tuple(map(clean_label, _texts(record, second, place)))
         if len(words) != len(tags):
             raise InvalidInputError(
                 f"{place}: {len(words)} words in {first!r} but {len(tags)} tags in {second!r}: give each word one tag"
@@ -104,50 +95,38 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
         return Row(file, line, (text,), ())
     [second] = others
     if kind == "classification":
-        label = record[second]
-        if isinstance(label, int) and not isinstance(label, bool):
-            record = {**record, second: str(label)}
-        return Row(file, line, (text,), (_text(record, second, place),))
+        record = {**record, second: _written(record[second])}
+        return Row(file, line, (text,), (clean_label(_text(record, second, place)),))
     return Row(file, line, (text, _text(record, second, place)), ())
 
 
-def find_columns(
-    names: Collection[str], kind: str, data: DataConfig, place: str
-) -> tuple[str, ...]:
-    """Finds the columns of a task among the columns of a file, in the order of the settings that name them.
-
-    A setting with its default value also finds the other usual names of the column.
-
-    Raises:
-        InvalidInputError: There is no such column. The message names those found, and the most likely one.
-    """
-    found: list[str] = []
-    missing: list[str] = []
-    for setting, others in _COLUMNS[kind].items():
-        wanted: str = getattr(data, setting)
-        is_default = wanted == DataConfig.model_fields[setting].default
-        candidates = [wanted, *others] if is_default else [wanted]
-        column = next((name for name in candidates if name in names), None)
-        if column is None:
-            missing.append(setting)
-        else:
-            found.append(column)
-    if missing:
-        raise _missing_column(names, found, missing[0], data, place)
-    return tuple(found)
+def settle_columns_of(
+    record: Mapping[str, Any], kind: str, data: DataConfig, place: str, sample: Sample
+) -> tuple[DataConfig, str]:
+    """Does what `settle_columns` does, given the first record of a file."""
+    record = _unnested(record, kind, data)
+    if kind == "instruction" and data.messages_column in record:
+        return data, ""
+    return settle_columns(record, kind, data, place, sample)
 
 
-def _missing_column(
-    names: Collection[str], found: Sequence[str], setting: str, data: DataConfig, place: str
-) -> InvalidInputError:
-    wanted: str = getattr(data, setting)
-    left = [name for name in names if name not in found]
-    near = difflib.get_close_matches(wanted, left, n=1) or (left if len(left) == 1 else [])
-    hint = f"={near[0]} (did you mean {near[0]!r}?)" if near else " to the name of one"
-    return InvalidInputError(
-        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none'}): set data.{setting}{hint}, or rename "
-        "the column in the file"
-    )
+def clean_label(label: str) -> str:
+    """Returns a label without blanks around it, and with one way of writing for accents."""
+    return unicodedata.normalize("NFC", label).strip()
+
+
+def _written(label: Any) -> Any:
+    """Returns a number or a truth value as a file of text writes it."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    is_number = isinstance(label, int) or (isinstance(label, float) and math.isfinite(label))
+    return str(label) if is_number else label
+
+
+def _unnested(record: Mapping[str, Any], kind: str, data: DataConfig) -> Mapping[str, Any]:
+    """Returns the columns of parallel texts, which the hub nests."""
+    nested = record.get("translation") if kind == "translation" else None
+    return nested if isinstance(nested, Mapping) and data.source_column not in record else record
 
 
 def _chat(messages: Any, data: DataConfig, file: str, line: int) -> ChatRow:

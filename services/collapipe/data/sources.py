@@ -4,26 +4,31 @@ A source is read and then accepted. The caller accepts what it read only if all 
 next reading returns the same rows again, so a mistake in appended rows loses nothing.
 """
 
+import codecs
 import csv
 import json
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from collapipe.data.appended_file import AppendedFile, Unread
+from collapipe.data.columns import settle_columns
+from collapipe.data.findings import SourceFacts
 from collapipe.data.rows import (
     Row,
     TaggedRow,
     check_text,
-    find_columns,
+    clean_label,
     make_row,
+    settle_columns_of,
 )
-from collapipe.data.tables import read_parquet, read_saved
-from collapipe.data.tag_schemes import IOB2, in_iob2, scheme_of
+from collapipe.data.tables import Table, read_json, read_parquet, read_saved
+from collapipe.data.tag_schemes import in_iob2, scheme_of
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
@@ -32,23 +37,29 @@ _log = logging.getLogger(__name__)
 csv.field_size_limit(sys.maxsize)  # The default refuses texts of more than 131,072 characters.
 
 
-_SEPARATORS = {"\t": ".tsv", ",": ".csv", ";": ".csv"}
+_SEPARATORS = {"\t": ".tsv", ",": ".csv", ";": ".csv", "|": ".csv"}
 """The suffix of a file whose values are separated so."""
+_COMPRESSED = {
+    ".gz": "gunzip",
+    ".bz2": "bunzip2",
+    ".xz": "unxz",
+    ".zst": "unzstd",
+    ".zip": "unzip",
+    ".tgz": "tar -xzf",
+}
+"""What unpacks a file, by its suffix."""
+_NUM_SAMPLES = 200
+"""Rows that are looked at to guess the meaning of columns."""
+_DOCUMENT_START = "-DOCSTART-"
 
 
 class RowSource(ABC):
     """Rows in a fixed order, to which more may be appended."""
 
-    name: str
-    _scheme = IOB2
-    """That of the tags in the file, which the first reading shows."""
-
-    @property
-    def note(self) -> str:
-        """What a person should know about how the rows were read; "" if nothing."""
-        if self._scheme == IOB2:
-            return ""
-        return f"{self.name}: its tags are {self._scheme}, and are read as IOB2: B- opens every entity, and I- continues it"
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.facts = SourceFacts(name)
+        """What the first reading counted."""
 
     @abstractmethod
     def read(self) -> list[Row]:
@@ -63,15 +74,19 @@ class RowSource(ABC):
         """Marks the rows of the last reading as accepted."""
 
     def _in_iob2(self, rows: Sequence[Row], *, is_first: bool) -> list[Row]:
-        """Returns the rows with their tags in IOB2, if they have tags."""
+        """Returns the rows with their tags in IOB2, if they have tags, and without marks of documents."""
         if is_first:
-            self._scheme = scheme_of(rows)
-        return [
-            in_iob2(row, self._scheme, partial(self._tag_place, row))
-            if isinstance(row, TaggedRow)
-            else row
-            for row in rows
-        ]
+            self.facts.scheme = scheme_of(rows)
+        converted: list[Row] = []
+        for row in rows:
+            if not isinstance(row, TaggedRow):
+                converted.append(row)
+            elif row.words == (_DOCUMENT_START,):
+                self.facts.document_starts.add(row.place)
+            else:
+                place = partial(self._tag_place, row)
+                converted.append(in_iob2(row, self.facts.scheme, place))
+        return converted
 
     def _tag_place(self, row: Row, index: int) -> str:
         """Returns the place of the tag of a word."""
@@ -81,9 +96,10 @@ class RowSource(ABC):
 class FixedRows(RowSource):
     """Rows to which none are appended."""
 
-    def __init__(self, name: str, rows: Sequence[Row]) -> None:
-        self.name = name
+    def __init__(self, name: str, rows: Sequence[Row], columns: str = "") -> None:
+        super().__init__(name)
         self._rows = self._in_iob2(rows, is_first=True)
+        self.facts.num_rows, self.facts.columns = len(self._rows), columns
 
     def read(self) -> list[Row]:
         return self._rows
@@ -100,7 +116,7 @@ class FileRows(RowSource):
     """
 
     def __init__(self, *paths: str, stored: Sequence[Path] = ()) -> None:
-        self.name = ",".join(paths)
+        super().__init__(",".join(paths))
         self._files = [AppendedFile(path, place) for path, place in zip_longest(paths, stored)]
         self._pending: tuple[list[Unread], int] | None = None
 
@@ -109,8 +125,13 @@ class FileRows(RowSource):
         if not any(file.has_changed() for file in self._files):
             return []
         unread = [file.read() for file in self._files]
+        is_first = unread[0].is_first
+        if is_first:
+            self.facts = SourceFacts(self.name)
         rows, num_lines = self._parse(*unread)
-        rows = self._in_iob2(rows, is_first=unread[0].is_first)
+        rows = self._in_iob2(rows, is_first=is_first)
+        if is_first:
+            self.facts.num_lines, self.facts.num_rows = len(unread[0].lines), len(rows)
         self._pending = unread, num_lines
         return rows
 
@@ -131,6 +152,7 @@ class JsonLinesFile(FileRows):
     def __init__(self, path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> None:
         super().__init__(path, stored=stored)
         self._kind, self._data = kind, data
+        self._settled = data
 
     def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
         [lines] = unread
@@ -153,21 +175,39 @@ class JsonLinesFile(FileRows):
                     f"{self.name}:{line}: is {text!r:.80}, not a JSON object: write one object in each line, "
                     'such as {"text": "...", "label": "..."}'
                 )
-            rows.append(make_row(record, self._kind, self._data, self.name, line))
+            if lines.is_first and not rows:
+                self._settled, self.facts.columns = settle_columns_of(
+                    record, self._kind, self._data, f"{self.name}:{line}", partial(_sample, lines)
+                )
+            rows.append(make_row(record, self._kind, self._settled, self.name, line))
         return rows, len(lines.lines)
+
+
+def _sample(lines: Unread) -> Mapping[str, Sequence[Any]]:
+    """Returns values of the columns of some JSON Lines."""
+    values: dict[str, list[Any]] = {}
+    for line in lines.lines[:_NUM_SAMPLES]:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        for name, value in record.items() if isinstance(record, dict) else ():
+            values.setdefault(name, []).append(value)
+    return values
 
 
 class CsvFile(FileRows):
     """A file of values that are separated by commas or tabs. Its first line names the columns.
 
     A value with a separator, a quote or a line break is in double quotes, and quotes in it are doubled. For ner, the words
-    of a sentence are separated by spaces, and so are their tags. If the first line has semicolons and no commas, they
-    separate the values of a .csv file.
+    of a sentence are separated by spaces, and so are their tags. If the first line of a .csv file has no commas but semicolons or
+    bars, these separate its values. In a .tsv file no value spans lines, because most such files have quotes that mean nothing.
     """
 
     def __init__(self, path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> None:
         super().__init__(path, stored=stored)
         self._kind, self._data = kind, data
+        self._settled = data
         self._separator = ""
         self._header: list[str] = []
 
@@ -184,8 +224,10 @@ class CsvFile(FileRows):
             line = lines.first_line + num_used
             try:
                 cells = next(reader)
+                if reader.line_num > num_used + 1:
+                    self._take_spanning(lines, num_used, reader.line_num)
                 if cells and not self._header:
-                    self._read_header(cells, line)
+                    self._read_header(cells, line, texts[reader.line_num :])
                 elif cells:
                     rows.append(self._row(cells, line))
             except (csv.Error, _WrongCellsError) as error:
@@ -200,16 +242,34 @@ class CsvFile(FileRows):
             num_used = reader.line_num
         return rows, num_used
 
+    @property
+    def _is_tsv(self) -> bool:
+        return self.name.lower().endswith(".tsv")
+
     def _separator_of(self, first_line: str) -> str:
-        if self.name.lower().endswith(".tsv"):
+        if self._is_tsv:
             return "\t"
-        return ";" if ";" in first_line and "," not in first_line else ","
+        return next((each for each in ",;|" if each in first_line), ",")
+
+    def _take_spanning(self, lines: Unread, start: int, stop: int) -> None:
+        """Counts a row with a value that spans lines, or refuses it in .tsv. It has the lines from index `start` to `stop`."""
+        line = lines.first_line + start
+        if self._is_tsv:
+            raise InvalidInputError(
+                f"{self.name}:{line}: a value in quotes spans {stop - start} lines, up to line {lines.first_line + stop - 1}, which no "
+                "value of a .tsv file does: put a value that begins with a quote in quotes, and double the quotes in it"
+            )
+        self.facts.spanning.add(f"{self.name}:{line}")
+        separators = len(self._header) - 1
+        if all(text.count(self._separator) == separators > 0 for text in lines.lines[start:stop]):
+            self.facts.spanning_rows.add(f"{self.name}:{line}")
 
     def _may_grow(self, lines: Unread, error: Exception) -> bool:
         """Returns whether the last row may be half-written: its line has no end, or a later line may close a quote."""
-        return not lines.ends_complete or (not lines.is_first and "end of data" in str(error))
+        has_open_quote = not lines.is_first and "end of data" in str(error)
+        return not lines.ends_complete or (has_open_quote and not self._is_tsv)
 
-    def _read_header(self, names: list[str], line: int) -> None:
+    def _read_header(self, names: list[str], line: int, below: Sequence[str]) -> None:
         names = [name.strip() for name in names]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -217,7 +277,13 @@ class CsvFile(FileRows):
                 f"{self.name}:{line}: names the column {twice!r} twice: give each column a name of its own"
             )
         try:
-            find_columns(names, self._kind, self._data, f"{self.name}:{line}")
+            self._settled, self.facts.columns = settle_columns(
+                names,
+                self._kind,
+                self._data,
+                f"{self.name}:{line}",
+                partial(self._sample, names, below),
+            )
         except InvalidInputError as error:
             shape = "; or if each line is a word and its tag, name the file .conll"
             separated = next((x for x in _SEPARATORS if len(names) == 1 and x in names[0]), None)
@@ -231,12 +297,20 @@ class CsvFile(FileRows):
             ) from error
         self._header = names
 
+    def _sample(self, names: Sequence[str], below: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        """Returns values of the columns in some lines."""
+        texts = [f"{text}\n" for text in below[:_NUM_SAMPLES]]
+        rows = [
+            row for row in csv.reader(texts, delimiter=self._separator) if len(row) == len(names)
+        ]
+        return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+
     def _row(self, cells: list[str], line: int) -> Row:
         if len(cells) != len(self._header):
             raise _WrongCellsError(f"{len(cells)} values for {len(self._header)} columns")
         values = [cell.split() for cell in cells] if self._kind == "ner" else cells
         record = dict(zip(self._header, values, strict=True))
-        return make_row(record, self._kind, self._data, self.name, line)
+        return make_row(record, self._kind, self._settled, self.name, line)
 
 
 class _WrongCellsError(Exception):
@@ -244,7 +318,7 @@ class _WrongCellsError(Exception):
 
 
 class ConllFile(FileRows):
-    """A file with a word, a tab or spaces, and its tag in each line, and a blank line after each sentence.
+    """A file with a word, a tab or spaces, and its tag in each line, and a blank line, or one with -DOCSTART-, after each sentence.
 
     All lines have as many columns as the first one. The tag is the last of them, and those between are not used.
 
@@ -261,24 +335,26 @@ class ConllFile(FileRows):
         super().accept()
         if self._pending is not None and self._pending[1] > 0:
             [lines], num_lines = self._pending
-            self._sentence_is_open = bool(lines.lines[num_lines - 1].strip())
+            self._sentence_is_open = not _is_boundary(lines.lines[num_lines - 1])
 
     def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
         [lines] = unread
-        if self._sentence_is_open and lines.lines and lines.lines[0].strip():
+        if self._sentence_is_open and lines.lines and not _is_boundary(lines.lines[0]):
             raise InvalidInputError(
                 f"{self.name}:{lines.first_line}: continues the sentence that was the last of the file when it was "
                 "read: put a blank line between them"
             )
         if lines.is_first:
-            first = next((text for text in lines.lines if text.strip()), "")
+            first = next((text for text in lines.lines if not _is_boundary(text)), "")
             self._num_columns = max(2, len(_conll_columns(first)))
         rows: list[Row] = []
         start = 0
         for index, text in enumerate(lines.lines):
-            if not text.strip():
+            if _is_boundary(text):
                 rows += self._sentence(lines, start, index)
                 start = index + 1
+            if text.startswith(_DOCUMENT_START):
+                self.facts.document_starts.add(f"{self.name}:{lines.first_line + index}")
         if lines.is_first:
             rows += self._sentence(lines, start, len(lines.lines))
             start = len(lines.lines)
@@ -292,6 +368,7 @@ class ConllFile(FileRows):
         first_line = lines.first_line + start
         words, tags = [], []
         for line, text in enumerate(lines.lines[start:stop], start=first_line):
+            _refuse_carriage_return(text, f"{self.name}:{line}")
             columns = _conll_columns(text)
             if len(columns) != self._num_columns:
                 raise InvalidInputError(
@@ -299,10 +376,14 @@ class ConllFile(FileRows):
                     "the first line: a token, separated by a tab or spaces from its tag, which is the last column"
                 )
             words.append(check_text(columns[0], "the token", f"{self.name}:{line}"))
-            tags.append(columns[-1].strip())
+            tags.append(clean_label(columns[-1]))
         if not words:
             return []
         return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
+
+
+def _is_boundary(line: str) -> bool:
+    return not line.strip() or line.startswith(_DOCUMENT_START)
 
 
 def _conll_columns(line: str) -> list[str]:
@@ -314,10 +395,10 @@ class TextFile(FileRows):
 
     def _parse(self, *unread: Unread) -> tuple[list[Row], int]:
         [lines] = unread
-        rows = [
-            Row(self.name, line, (text,), ())
-            for line, text in enumerate(lines.lines, start=lines.first_line)
-        ]
+        rows: list[Row] = []
+        for line, text in enumerate(lines.lines, start=lines.first_line):
+            _refuse_carriage_return(text, f"{self.name}:{line}")
+            rows.append(Row(self.name, line, (text,), ()))
         return rows, len(rows)
 
 
@@ -338,6 +419,7 @@ class ParallelFiles(FileRows):
         pairs = zip(source.lines, target.lines, strict=False)
         for line, texts in enumerate(pairs, start=source.first_line):
             for text, path in zip(texts, (source_path, target_path), strict=True):
+                _refuse_carriage_return(text, f"{path}:{line}")
                 check_text(text, "the line", f"{path}:{line}")
             rows.append(Row(source_path, line, texts, ()))
         return rows, len(rows)
@@ -357,28 +439,56 @@ def open_file(path: str, kind: str, data: DataConfig, stored: Sequence[Path] = (
     place = stored[0] if stored else Path(path)
     suffix = Path(path).suffix.lower()
     if place.is_dir():
-        return FixedRows(path, read_saved(path, place, kind, data))
-    if suffix == ".jsonl":
+        return _fixed(path, read_saved(path, place, kind, data))
+    if suffix == ".json" and _begins_with(place, b"["):
+        return _fixed(path, read_json(path, place, kind, data))
+    if suffix in (".jsonl", ".ndjson", ".json"):
         return JsonLinesFile(path, kind, data, stored)
     if suffix in (".csv", ".tsv"):
         return CsvFile(path, kind, data, stored)
     if suffix == ".parquet":
-        return FixedRows(path, read_parquet(path, place, kind, data))
+        return _fixed(path, read_parquet(path, place, kind, data))
     if suffix == ".conll" and kind == "ner":
         return ConllFile(path, stored)
     if suffix == ".txt" and kind == "causal_lm":
         return TextFile(path, stored=stored)
     if path.count(",") == 1 and kind == "translation":
         return ParallelFiles(*(part.strip() for part in path.split(",")), stored=stored)
+    if suffix in _COMPRESSED:
+        raise InvalidInputError(
+            f"{path}: is compressed: unpack it with `{_COMPRESSED[suffix]}`, and name what comes out"
+        )
     formats = {
         "ner": ", or .conll with a word and its tag a line",
         "causal_lm": ", or .txt with one text a line",
         "translation": ', or two parallel text files as "SOURCE,TARGET"',
     }
     raise InvalidInputError(
-        f"{path}: this file format is not supported for {kind}: use .jsonl{formats.get(kind, '')}, or .csv, .tsv, .parquet, or a "
+        f"{path}: this file format is not supported for {kind}: use .jsonl (or .ndjson, .json){formats.get(kind, '')}, or .csv, .tsv, .parquet, or a "
         "folder that `save_to_disk` of datasets has written"
     )
+
+
+def _fixed(path: str, table: Table) -> FixedRows:
+    return FixedRows(path, table.rows, table.columns)
+
+
+def _begins_with(path: Path, start: bytes) -> bool:
+    """Returns whether a file begins so, apart from blanks."""
+    try:
+        with path.open("rb") as file:
+            return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(start)
+    except OSError:
+        return False  # The reader tells the reason.
+
+
+def _refuse_carriage_return(text: str, place: str) -> None:
+    """Refuses a line of a format in which a carriage return within a line can only be a line end."""
+    if (position := text.find("\r") + 1) > 0:
+        raise InvalidInputError(
+            f"{place}: has a carriage return at character {position}, but lines end with a line feed: convert the file, for example "
+            r"with `tr '\r' '\n'`"
+        )
 
 
 def _warn_half_written(file: str, line: int) -> None:

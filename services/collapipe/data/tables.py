@@ -1,21 +1,64 @@
-"""Rows of Parquet files, of folders that `datasets` has saved, and of its tables in memory.
+"""Rows of Parquet files, of JSON arrays, of folders that `datasets` has saved, and of its tables in memory.
 
 They are read once. Their rows have no lines, so messages name the number of the row, from 1.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from collapipe.data.rows import Row, find_columns, make_row
+from collapipe.data.columns import find_columns
+from collapipe.data.rows import Row, make_row, settle_columns_of
 from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, DataConfig
 
 _BATCH_ROWS = 1000
+_NUM_SAMPLES = 200
 _PACKAGE = "needs the package datasets: pip install datasets"
 
 
-def read_parquet(path: str, stored: Path, kind: str, data: DataConfig) -> list[Row]:
+@dataclass(frozen=True)
+class Table:
+    """The rows of a table, and which columns were taken by a guess."""
+
+    rows: list[Row]
+    columns: str
+
+
+def read_json(path: str, stored: Path, kind: str, data: DataConfig) -> Table:
+    """Reads the rows of a file with a JSON array of objects.
+
+    Args:
+        path: What messages call the file.
+        stored: Where it is.
+
+    Raises:
+        InvalidInputError: The file or a row of it is wrong.
+    """
+    try:
+        records = json.loads(stored.read_text("utf-8-sig"))
+    except OSError as error:
+        raise InvalidInputError(
+            f"{path}: cannot be read: {error.strerror}; give another file"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"{path}: begins with '[' but is no JSON array ({error}): correct it, or write one object in each line"
+        ) from error
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record, dict):
+            raise InvalidInputError(
+                f"{path}:{number}: is {record!r:.80}, not a JSON object: write a list of objects, such as "
+                '[{"text": "...", "label": "..."}]'
+            )
+    return make_rows(records, {}, kind, data, path)
+
+
+def read_parquet(path: str, stored: Path, kind: str, data: DataConfig) -> Table:
     """Reads the rows of a Parquet file. Only a part of the file is in memory beside them.
 
     Args:
@@ -49,7 +92,7 @@ def read_parquet(path: str, stored: Path, kind: str, data: DataConfig) -> list[R
         ) from error
 
 
-def read_saved(path: str, stored: Path, kind: str, data: DataConfig) -> list[Row]:
+def read_saved(path: str, stored: Path, kind: str, data: DataConfig) -> Table:
     """Reads the rows of a folder that `save_to_disk` of `datasets` has written.
 
     Args:
@@ -84,15 +127,22 @@ def make_rows(
     kind: str,
     data: DataConfig,
     name: str,
-) -> list[Row]:
+) -> Table:
     """Converts records to rows. Numbers of classes become their names.
 
     Args:
         features: The features of `datasets` by column; empty without any.
         name: What messages call the data.
     """
+    records = iter(records)
+    first = list(islice(records, _NUM_SAMPLES))
+    columns = ""
+    if first:
+        data, columns = settle_columns_of(
+            first[0], kind, data, f"{name}:1", partial(_sample, first)
+        )
     rows = []
-    for number, record in enumerate(records, start=1):
+    for number, record in enumerate(chain(first, records), start=1):
         if kind in LABELLING_TASKS and features:
             _, column = find_columns(record, kind, data, f"{name}:{number}")
             names = _class_names(features.get(column))
@@ -100,7 +150,11 @@ def make_rows(
                 what = f"{name}:{number}: column {column!r}"
                 record = {**record, column: _named(record[column], names, what)}
         rows.append(make_row(record, kind, data, name, number))
-    return rows
+    return Table(rows, columns)
+
+
+def _sample(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
+    return {name: [record.get(name) for record in records] for name in records[0]}
 
 
 def _class_names(feature: Any) -> list[str] | None:

@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+from collapipe.data.findings import find_in_source
 from collapipe.data.sources import ConllFile, RowSource, open_file
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
 
-def read_texts(path: Path, column: str) -> list[str]:
+def read_texts(path: Path, column: str) -> tuple[list[str], list[str]]:
     """Reads the texts of a column, or the lines of a .txt file, or the sentences of a .conll file, as they are.
+
+    Returns:
+        The texts, and what a person should know about how they were read.
 
     Raises:
         InvalidInputError: The file cannot be read, a row is wrong, or there is no text.
@@ -27,4 +31,5 @@ def read_texts(path: Path, column: str) -> list[str]:
         raise InvalidInputError(str(error).replace("data.text_column", "--column")) from None
     if not any(text.strip() for text in texts):
         raise InvalidInputError(f"{path} has no text: put at least 1 in it")
-    return texts
+    found = [str(finding) for finding in find_in_source(source.facts)]
+    return texts, [line.replace("data.text_column", "--column") for line in found]

@@ -1,18 +1,20 @@
 """Prepares a job: the clusters load their data, and the edge server makes or finds the model."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from collapipe.data.cluster_rows import labels_in_order
+from collapipe.data.findings import (
+    JobFacts,
+    find_in_job,
+    lines_in_order,
+    refuse_warnings,
+    shortened,
+)
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
-from collapipe.evaluation import (
-    first_places,
-    in_order,
-    say_long_rows,
-    say_some,
-    say_unknown_labels,
-)
+from collapipe.evaluation import first_places
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls, told_by
@@ -85,15 +87,16 @@ class JobPreparation:
                 digest=document.vocabulary_digest, address=edge_server.address
             )
         loaded = self._load_data(hosts, known)
-        labels = document.labels if known else in_order(d.labels for d in loaded)
+        labels = document.labels if known else labels_in_order(d.labels for d in loaded)
         vocabulary = known or loaded[0].vocabulary
         notes = [
             *describe_data(self._progress.job, loaded, labels),
             say_passes(self._progress.job, [data.num_rows for data in loaded]),
         ]
+        refuse_warnings(self._progress.job, notes)
         if notes != self._notes:
             self._notes = notes
-            for note in notes:
+            for note in shortened(notes):
                 self._progress.publish(data_note=scheduler_pb2.DataNote(message=note))
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
         request = edge_server_pb2.PrepareJobRequest(
@@ -124,6 +127,7 @@ class JobPreparation:
         document.num_rounds_restorable = answer.commit.restore_point.num_rounds
         document.stored_bytes = answer.stored_bytes
         document.labels, document.vocabulary_digest = list(labels), vocabulary.digest
+        document.num_first_rows = [data.num_first_rows for data in loaded]
         self._progress.save()
         job = self._progress.job
         sizes = ModelSizes(
@@ -173,6 +177,9 @@ class JobPreparation:
             cluster_index=cluster_index,
             vocabulary=vocabulary,
             owner=self._progress.document.owner,
+            num_first_rows=dict(enumerate(self._progress.document.num_first_rows)).get(
+                cluster_index, 0
+            ),
         )
         channel = self._channels.channel(unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
@@ -203,7 +210,7 @@ def describe_data(
     loaded: Sequence[control_unit_pb2.PrepareDataResponse],
     labels: Sequence[str],
 ) -> list[str]:
-    """Says what a person should know about the data of a job.
+    """Says what a person should know about the data of a job, warnings first.
 
     Args:
         loaded: The answer of each cluster.
@@ -212,27 +219,18 @@ def describe_data(
     places = first_places(
         (each.label, each.place) for data in loaded for each in data.held_out_labels
     )
-    notes = list(dict.fromkeys(note[:_MOST_CHARACTERS] for data in loaded for note in data.notes))
-    num_train = sum(data.num_rows for data in loaded)
-    num_held_out = sum(data.num_held_out_rows for data in loaded)
-    if job.data.held_out is None:
-        known, measured = _classes(job, labels), _classes(job, places)
-        missing = sorted(known - measured)
-        most = job.data.max_held_out_rows
-        limit = f", and data.max_held_out_rows allows {most}" if num_held_out == most else ""
-        rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
-        notes.append(
-            f"data.held_out is not set: {num_held_out} of {num_held_out + num_train} rows are held out to measure the model (the hash of a text chooses "
-            f"about {HELD_OUT_SHARE:.0%}{limit}){rest if missing else ''}"
-        )
-    if unknown := say_unknown_labels(places, labels):
-        notes.append(f"warning: {unknown}")
-    long = sum(data.num_long_rows for data in loaded)
-    held_out_long = sum(data.num_long_held_out_rows for data in loaded)
-    told = say_long_rows(
-        job.task.kind, job.task.max_length, (long, num_train), (held_out_long, num_held_out)
+    notes = [note[:_MOST_CHARACTERS] for data in loaded for note in data.notes]
+    facts = JobFacts(
+        num_train=sum(data.num_rows for data in loaded),
+        num_held_out=sum(data.num_held_out_rows for data in loaded),
+        labels=labels,
+        held_out_places=places,
+        num_long=(
+            sum(data.num_long_rows for data in loaded),
+            sum(data.num_long_held_out_rows for data in loaded),
+        ),
     )
-    return [*notes, told] if told else notes
+    return lines_in_order([*notes, *map(str, find_in_job(job, facts, HELD_OUT_SHARE))])
 
 
 def say_passes(job: JobConfig, num_rows: Sequence[int]) -> str:
@@ -241,10 +239,3 @@ def say_passes(job: JobConfig, num_rows: Sequence[int]) -> str:
     steps = training.rounds * training.local_steps * len(num_rows)
     passes = steps * training.mini_batch / max(num_all, 1)
     return f"the training takes {steps:,} steps of {training.mini_batch} rows, which is {passes:.2g} times the {num_all:,} training rows"
-
-
-def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:
-    """Returns the classes of labels: for ner, the types of entities."""
-    if job.task.kind == "ner":
-        return {label[2:] for label in labels if label != "O"}
-    return set(labels)

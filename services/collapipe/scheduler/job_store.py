@@ -108,6 +108,8 @@ class JobDocument(_Document):
     """Rounds of the restore point of this commit. A resumed job repeats the later ones."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
+    num_first_rows: list[int] = Field(default_factory=list)
+    """Rows of each cluster's file when the job first read it. They decide which rows are held out."""
     evaluation: _Evaluation | None = None
     submitted_at: float = 0.0
     """Unix time. 0 if an older version took the job."""
@@ -560,12 +562,15 @@ def _may_change(setting: str, job: JobConfig) -> bool:
     if setting == "schedule.num_micro_batches":
         # With an update for each micro-batch, another number of micro-batches would change the training.
         return job.training.update_per != "micro_batch"
+    if setting == "data.max_held_out_rows":
+        # Without a file of held-out rows, those above the limit train.
+        return job.data.held_out is not None
     return setting.startswith("schedule.") or setting in (
         "training.rounds",
         "training.replicate_every",
         "training.keep_commits",
         "training.evaluate_every",
-        "data.max_held_out_rows",
+        "data.strict",
         "privacy.max_epsilon",
     )
 

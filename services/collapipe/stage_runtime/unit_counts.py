@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from collapipe.data.cluster_rows import labels_in_order
+from collapipe.data.findings import JobFacts, find_in_job, in_order
+from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.errors import CollapipeError, InvalidInputError
-from collapipe.evaluation import first_places, in_order, say_long_rows, say_unknown_labels
+from collapipe.evaluation import first_places
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -76,24 +79,32 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
         tasks = (first, *others)
-        labels = in_order(task.labels for task in tasks)
+        labels = labels_in_order(task.labels for task in tasks)
         num_rows = tuple(task.num_rows for task in tasks)
         num_held_out = sum(task.num_held_out_rows for task in tasks)
         places = first_places(each for task in tasks for each in task.held_out_labels.items())
         note = f"{sum(num_rows)} training rows, {num_held_out} held-out rows"
         note += f", {len(labels)} labels" * bool(labels)
-        long = sum(task.num_long_rows for task in tasks)
-        held_out_long = sum(task.num_long_held_out_rows for task in tasks)
-        unknown = say_unknown_labels(places, labels)
-        cut = say_long_rows(
-            job.task.kind,
-            job.task.max_length,
-            (long, sum(num_rows)),
-            (held_out_long, num_held_out),
+        facts = JobFacts(
+            sum(num_rows),
+            num_held_out,
+            labels,
+            places,
+            (
+                sum(task.num_long_rows for task in tasks),
+                sum(task.num_long_held_out_rows for task in tasks),
+            ),
         )
+        found = in_order(
+            [
+                *(finding for task in tasks for finding in task.findings),
+                *find_in_job(job, facts, HELD_OUT_SHARE),
+            ]
+        )
+        warnings = tuple(str(each) for each in found if each.severity == "warning")
         told = {
-            "notes": tuple(filter(None, (note, cut))),
-            "warnings": (unknown,) if unknown else (),
+            "notes": (note, *(str(each) for each in found if each.severity != "warning")),
+            "warnings": tuple(each.removeprefix("warning: ") for each in warnings),
             "num_rows": num_rows,
         }
         return labels, parse_vocabulary(first.vocabulary), told
@@ -187,8 +198,10 @@ def _cost(
 
 
 def _has_data_here(job: JobConfig) -> bool:
-    if job.data.source != "files":
-        return job.data.source == "stdlib_docstrings"
+    if job.data.source == "hub":
+        return job.data.hub_name is not None and Path(job.data.hub_name).is_dir()
+    if job.data.source == "stdlib_docstrings":
+        return True
     train = [job.data.train] if isinstance(job.data.train, str) else job.data.train or []
     paths = [path for text in (*train, job.data.held_out or "") for path in text.split(",") if path]
     return bool(train) and all(Path(path).exists() for path in paths)

@@ -1,7 +1,7 @@
 """The task of predicting the next token of a text; its metric is perplexity."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
 from collapipe.tasks.language_task import LanguageTask
 from collapipe.tasks.task import Example, IntArray, padded
+from collapipe.tasks.vocabulary import Vocabulary
 
 
 class CausalLanguageModel(LanguageTask[Example]):
@@ -49,14 +50,12 @@ class CausalLanguageModel(LanguageTask[Example]):
         length = self._vocabulary.max_length
         examples: list[Example] = []
         tokens = list(rest)
-        rows = [row for row in rows if row.texts[0].strip()]
-        encoded = self._vocabulary.encode_beginnings([row.texts[0] for row in rows])
-        for row, text_ids in zip(rows, encoded, strict=True):
-            tokens += self._vocabulary.ended(text_ids)
+        for row, ids in zip(rows, packed_tokens(self._vocabulary, rows), strict=True):
+            tokens += ids
             num_used = len(tokens) // length * length
             for start in range(0, num_used, length):
-                ids = np.array(tokens[start : start + length], dtype=np.int32)
-                examples.append(Example(row, ids))
+                packed = np.array(tokens[start : start + length], dtype=np.int32)
+                examples.append(Example(row, packed))
             del tokens[:num_used]
         return examples, tokens
 
@@ -73,3 +72,11 @@ class CausalLanguageModel(LanguageTask[Example]):
             "measured_tokens": num_targets,
             "tokens": num_targets,
         }
+
+
+def packed_tokens(vocabulary: Vocabulary, rows: Sequence[Row]) -> Iterator[list[int]]:
+    """Yields the tokens that each text adds to the rows of a language model: none if it is blank."""
+    beginnings = [row.texts[0] for row in rows if row.texts[0].strip()]
+    encoded = iter(vocabulary.encode_beginnings(beginnings))
+    for row in rows:
+        yield vocabulary.ended(next(encoded)) if row.texts[0].strip() else []

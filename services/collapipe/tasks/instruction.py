@@ -9,6 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from collapipe.data.cluster_rows import NewRows
+from collapipe.data.findings import Finding
 from collapipe.data.rows import ChatRow, Row
 from collapipe.errors import InvalidInputError
 from collapipe.models import IGNORED
@@ -49,15 +50,17 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
         return len(self._held_out) + len(self._lost)
 
     @property
-    def notes(self) -> list[str]:
+    def findings(self) -> list[Finding]:
         if not self._num_ended:
-            return super().notes
-        return [
-            *super().notes,
-            f"warning: {self._num_ended} of {len(self._train)} prompts end with the end token {self._vocabulary.end_token!r}, so the "
-            "model learns to answer behind it. If a chat template writes it, use one with a generation prompt; otherwise remove "
-            "it from the rows",
-        ]
+            return super().findings
+        found = Finding(
+            "warning",
+            self._rows.name,
+            f"{self._num_ended} of {len(self._train)} prompts end with the end token {self._vocabulary.end_token!r}, so the model learns "
+            "to answer behind it",
+            "use a chat template with a generation prompt, or remove the token from the rows",
+        )
+        return [*super().findings, found]
 
     def question(self, text: str) -> AnswerExample:
         """Encodes a prompt, or a chat before its answer: a JSON list of messages, as in the rows."""

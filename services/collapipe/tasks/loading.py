@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.data.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
+from collapipe.data.findings import Finding, find
+from collapipe.data.row_counts import count_rows
 from collapipe.data.rows import Row
 from collapipe.data.sources import open_file
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.models import adapter_class_for
 from collapipe.pretrained_directories import pretrained_directory
-from collapipe.tasks.causal_lm import CausalLanguageModel
+from collapipe.tasks.causal_lm import CausalLanguageModel, packed_tokens
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.instruction import InstructionFollowing
 from collapipe.tasks.ner import EntityRecognition
@@ -28,23 +30,33 @@ _CLASSES: list[type[Task]] = [
 _TASKS = {task_class.kind: task_class for task_class in _CLASSES}
 
 
-def load_task(job: JobConfig, cluster_index: int, vocabulary: bytes | None) -> Task:
+def load_task(
+    job: JobConfig, cluster_index: int, vocabulary: bytes | None, num_first: int | None = None
+) -> Task:
     """Loads and encodes the rows of one cluster.
 
     Args:
         vocabulary: The job's vocabulary. `None` reads the one of the pretrained
             directory; a job without pretrained weights gets one from the cluster's training rows.
+        num_first: Rows of the cluster's file at the first reading, if another process has read them before.
 
     Raises:
         InvalidInputError: The data or the vocabulary cannot be used. The message names the file,
             the line and the remedy.
     """
     adapter_class_for(job.model.family, job.task.kind)  # refuses a family that cannot do the task
-    rows = ClusterRows(job, cluster_index)
+    rows = ClusterRows(job, cluster_index, num_first)
     new = rows.read()
     rows.check(new)
     if vocabulary is None:
         vocabulary = _make_or_read_vocabulary(job, new)
+    most = job.data.max_held_out_rows
+    if job.task.kind == "causal_lm" and most is not None:
+        encoder = _make_encoder(job, vocabulary)
+        rows.limit_held_out(
+            most * job.task.max_length, lambda texts: list(map(len, packed_tokens(encoder, texts)))
+        )
+        new = rows.read()
     task = _make_task(job, rows, new, vocabulary)
     rows.check_num_rows(task.num_rows, task.length_for_more_rows)
     return task
@@ -68,27 +80,32 @@ def load_task_for_use(
         InvalidInputError: A row of the file is wrong. The message names the file and the line.
     """
     held_out: list[Row] = []
+    findings: list[Finding] = []
     if evaluated is not None:
         name, stored = evaluated
-        held_out = open_file(name, job.task.kind, job.data, stored).read()
+        source = open_file(name, job.task.kind, job.data, stored)
+        held_out = source.read()
+        findings = find(count_rows(job.task.kind, [source.facts], [], held_out))
         if not held_out:
             raise InvalidInputError(f"{name}: has no rows: put at least 1 in it")
     name = evaluated[0] if evaluated else "texts"
-    task = _make_task(job, NoMoreRows(name), NewRows([], held_out, 0), vocabulary)
+    task = _make_task(job, NoMoreRows(name, findings), NewRows([], held_out, 0), vocabulary)
     task.set_labels(labels)
     return task
 
 
 def _make_task(job: JobConfig, rows: TaskRows, new: NewRows, vocabulary: bytes) -> Task:
-    task_class = _TASKS[job.task.kind]
-    encoder = Vocabulary(
+    return _TASKS[job.task.kind](rows, new, _make_encoder(job, vocabulary))
+
+
+def _make_encoder(job: JobConfig, vocabulary: bytes) -> Vocabulary:
+    return Vocabulary(
         vocabulary,
         job.model.family,
         job.task.max_length,
-        cuts_texts=task_class.cuts_texts,
+        cuts_texts=_TASKS[job.task.kind].cuts_texts,
         origin=job.model.pretrained,
     )
-    return task_class(rows, new, encoder)
 
 
 def _make_or_read_vocabulary(job: JobConfig, new: NewRows) -> bytes:

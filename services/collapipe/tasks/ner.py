@@ -8,7 +8,8 @@ import numpy as np
 from tokenizers import Encoding
 from torch import Tensor
 
-from collapipe.data.cluster_rows import NewRows
+from collapipe.data.cluster_rows import NewRows, job_labels
+from collapipe.data.findings import Finding
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.errors import InvalidInputError
 from collapipe.evaluation import PREDICTED, RIGHT, TRUE
@@ -43,19 +44,21 @@ class EntityRecognition(RowTask[TaggedExample]):
     @property
     def labels(self) -> list[str]:
         """The tag `O`, then the tags B- and I- of each entity type in the cluster's training rows, sorted."""
-        types = sorted({label[2:] for label in super().labels if label != "O"})
-        return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+        return job_labels(self.kind, super().labels)
 
     @property
-    def notes(self) -> list[str]:
+    def findings(self) -> list[Finding]:
         without = [example.row.place for example in self._train if not example.has_target]
         if not without:
-            return super().notes
-        return [
-            *super().notes,
-            f"warning: {len(without)} of {len(self._train)} training rows teach nothing, because the tokenizer makes no token of "
-            f"their words (the first is {without[0]}): remove them, or write their words in other characters",
-        ]
+            return super().findings
+        found = Finding(
+            "warning",
+            without[0],
+            f"{len(without)} of {len(self._train)} training rows teach nothing, this one first, because the tokenizer makes no token "
+            "of their words",
+            "remove them, or write their words in other characters",
+        )
+        return [*super().findings, found]
 
     def _take(self, new: NewRows) -> None:
         super()._take(new)

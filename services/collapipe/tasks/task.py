@@ -13,10 +13,11 @@ from tokenizers import Encoding
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from collapipe.data.cluster_rows import NewRows, TaskRows
+from collapipe.data.cluster_rows import NewRows, TaskRows, labels_in_order
+from collapipe.data.findings import Finding
 from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError, WrongStateError
-from collapipe.evaluation import ROWS, compute_metrics, in_order
+from collapipe.evaluation import ROWS, compute_metrics
 from collapipe.models import IGNORED
 from collapipe.tasks.vocabulary import Vocabulary
 
@@ -100,7 +101,7 @@ class Task(ABC, Generic[E]):
     @property
     def labels(self) -> list[str]:
         """Names of the labels in the cluster's training rows, sorted; none for a task without labels."""
-        return in_order(example.row.labels for example in self._train)
+        return labels_in_order(example.row.labels for example in self._train)
 
     @property
     def held_out_labels(self) -> dict[str, str]:
@@ -112,9 +113,14 @@ class Task(ABC, Generic[E]):
         return places
 
     @property
-    def notes(self) -> list[str]:
-        """What a person should know about how the rows were read."""
-        return self._rows.notes
+    def findings(self) -> list[Finding]:
+        """What a person should know about the rows of the first reading."""
+        return self._rows.findings
+
+    @property
+    def num_first(self) -> int:
+        """Rows of the cluster's file at the first reading, by which held-out rows were chosen."""
+        return self._rows.num_first
 
     @property
     def vocabulary(self) -> bytes:

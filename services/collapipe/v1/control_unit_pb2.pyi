@@ -11,19 +11,21 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareDataRequest(_message.Message):
-    __slots__ = ("job", "cluster_index", "vocabulary", "owner")
+    __slots__ = ("job", "cluster_index", "vocabulary", "owner", "num_first_rows")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.JobSpec
     cluster_index: int
     vocabulary: _job_pb2.BlobSource
     owner: str
-    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
+    num_first_rows: int
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ..., num_first_rows: _Optional[int] = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
-    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "notes", "num_long_rows", "num_long_held_out_rows")
+    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "notes", "num_long_rows", "num_long_held_out_rows", "num_first_rows")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +34,7 @@ class PrepareDataResponse(_message.Message):
     NOTES_FIELD_NUMBER: _ClassVar[int]
     NUM_LONG_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_LONG_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
@@ -40,7 +43,8 @@ class PrepareDataResponse(_message.Message):
     notes: _containers.RepeatedScalarFieldContainer[str]
     num_long_rows: int
     num_long_held_out_rows: int
-    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., num_long_rows: _Optional[int] = ..., num_long_held_out_rows: _Optional[int] = ...) -> None: ...
+    num_first_rows: int
+    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., num_long_rows: _Optional[int] = ..., num_long_held_out_rows: _Optional[int] = ..., num_first_rows: _Optional[int] = ...) -> None: ...
 
 class HeldOutLabel(_message.Message):
     __slots__ = ("label", "place")

@@ -26,7 +26,7 @@ from collapipe.v1 import generation_pb2 as collapipe_dot_v1_dot_generation__pb2
 from collapipe.v1 import job_pb2 as collapipe_dot_v1_dot_job__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63ollapipe/v1/model_use.proto\x12\x0c\x63ollapipe.v1\x1a\x1d\x63ollapipe/v1/generation.proto\x1a\x16\x63ollapipe/v1/job.proto\"u\n\x08ModelUse\x12.\n\nprediction\x18\x01 \x01(\x0b\x32\x18.collapipe.v1.PredictionH\x00\x12\x32\n\nevaluation\x18\x02 \x01(\x0b\x32\x1c.collapipe.v1.FileEvaluationH\x00\x42\x05\n\x03use\"^\n\nPrediction\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x30\n\x07options\x18\x02 \x01(\x0b\x32\x1f.collapipe.v1.GenerationOptions\x12\x0f\n\x07numbers\x18\x03 \x03(\x04\"<\n\x0e\x46ileEvaluation\x12*\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1b.collapipe.v1.EvaluatedFile\"2\n\rEvaluatedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\x89\x01\n\x0bModelOutput\x12\x15\n\x0bwaiting_for\x18\x01 \x01(\tH\x00\x12*\n\x05piece\x18\x02 \x01(\x0b\x32\x19.collapipe.v1.AnswerPieceH\x00\x12.\n\nevaluation\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x42\x07\n\x05\x65vent\"P\n\x0b\x41nswerPiece\x12\x12\n\ntext_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x63ollapipe/v1/model_use.proto\x12\x0c\x63ollapipe.v1\x1a\x1d\x63ollapipe/v1/generation.proto\x1a\x16\x63ollapipe/v1/job.proto\"u\n\x08ModelUse\x12.\n\nprediction\x18\x01 \x01(\x0b\x32\x18.collapipe.v1.PredictionH\x00\x12\x32\n\nevaluation\x18\x02 \x01(\x0b\x32\x1c.collapipe.v1.FileEvaluationH\x00\x42\x05\n\x03use\"u\n\nPrediction\x12\r\n\x05texts\x18\x01 \x03(\t\x12\x30\n\x07options\x18\x02 \x01(\x0b\x32\x1f.collapipe.v1.GenerationOptions\x12\x0f\n\x07numbers\x18\x03 \x03(\x04\x12\x15\n\rskips_refused\x18\x04 \x01(\x08\"<\n\x0e\x46ileEvaluation\x12*\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x1b.collapipe.v1.EvaluatedFile\"2\n\rEvaluatedFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"\x89\x01\n\x0bModelOutput\x12\x15\n\x0bwaiting_for\x18\x01 \x01(\tH\x00\x12*\n\x05piece\x18\x02 \x01(\x0b\x32\x19.collapipe.v1.AnswerPieceH\x00\x12.\n\nevaluation\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.EvaluationH\x00\x42\x07\n\x05\x65vent\"a\n\x0b\x41nswerPiece\x12\x12\n\ntext_index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x0f\n\x07is_last\x18\x04 \x01(\x08\x12\x0f\n\x07refusal\x18\x05 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELUSE']._serialized_start=101
   _globals['_MODELUSE']._serialized_end=218
   _globals['_PREDICTION']._serialized_start=220
-  _globals['_PREDICTION']._serialized_end=314
-  _globals['_FILEEVALUATION']._serialized_start=316
-  _globals['_FILEEVALUATION']._serialized_end=376
-  _globals['_EVALUATEDFILE']._serialized_start=378
-  _globals['_EVALUATEDFILE']._serialized_end=428
-  _globals['_MODELOUTPUT']._serialized_start=431
-  _globals['_MODELOUTPUT']._serialized_end=568
-  _globals['_ANSWERPIECE']._serialized_start=570
-  _globals['_ANSWERPIECE']._serialized_end=650
+  _globals['_PREDICTION']._serialized_end=337
+  _globals['_FILEEVALUATION']._serialized_start=339
+  _globals['_FILEEVALUATION']._serialized_end=399
+  _globals['_EVALUATEDFILE']._serialized_start=401
+  _globals['_EVALUATEDFILE']._serialized_end=451
+  _globals['_MODELOUTPUT']._serialized_start=454
+  _globals['_MODELOUTPUT']._serialized_end=591
+  _globals['_ANSWERPIECE']._serialized_start=593
+  _globals['_ANSWERPIECE']._serialized_end=690
 # @@protoc_insertion_point(module_scope)

@@ -17,14 +17,16 @@ class ModelUse(_message.Message):
     def __init__(self, prediction: _Optional[_Union[Prediction, _Mapping]] = ..., evaluation: _Optional[_Union[FileEvaluation, _Mapping]] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("texts", "options", "numbers")
+    __slots__ = ("texts", "options", "numbers", "skips_refused")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
     options: _generation_pb2.GenerationOptions
     numbers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, texts: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[_generation_pb2.GenerationOptions, _Mapping]] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+    skips_refused: bool
+    def __init__(self, texts: _Optional[_Iterable[str]] = ..., options: _Optional[_Union[_generation_pb2.GenerationOptions, _Mapping]] = ..., numbers: _Optional[_Iterable[int]] = ..., skips_refused: bool = ...) -> None: ...
 
 class FileEvaluation(_message.Message):
     __slots__ = ("files",)
@@ -51,13 +53,15 @@ class ModelOutput(_message.Message):
     def __init__(self, waiting_for: _Optional[str] = ..., piece: _Optional[_Union[AnswerPiece, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ...) -> None: ...
 
 class AnswerPiece(_message.Message):
-    __slots__ = ("text_index", "text", "tokens", "is_last")
+    __slots__ = ("text_index", "text", "tokens", "is_last", "refusal")
     TEXT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     text_index: int
     text: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
     is_last: bool
-    def __init__(self, text_index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., is_last: bool = ...) -> None: ...
+    refusal: str
+    def __init__(self, text_index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., is_last: bool = ..., refusal: _Optional[str] = ...) -> None: ...

@@ -126,6 +126,22 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "CSV in UTF-16": (f"{ROWS}{{d}}/utf16.csv", ["utf16.csv:1", "UTF-16", "iconv"]),
     "CSV with NUL bytes": (f"{ROWS}{{d}}/nul.csv", ["nul.csv:2", "NUL"]),
     "CSV that is compressed": (f"{ROWS}{{d}}/gzip.csv", ["gzip.csv:1", "gunzip"]),
+    "CSV whose name says that it is compressed": (f"{ROWS}{{d}}/rows.csv.gz", ["gunzip"]),
+    "pattern of files": (f"{ROWS}{{d}}/*.jsonl", ["*.jsonl is a pattern", "data.train=["]),
+    "learning rate of another project": (
+        f"{TRAIN} --set training.lr=1",
+        ["training.lr", "did you mean 'training.learning_rate'"],
+    ),
+    "epochs": (f"{TRAIN} --set training.epochs=1", ["did you mean 'training.rounds'"]),
+    "batch size": (f"{TRAIN} --set batch_size=1", ["did you mean 'training.mini_batch'"]),
+    "labels that are all different": (
+        f"{ROWS}{{d}}/unique.csv",
+        ["unique.csv", "each of the 3", "data.label_column"],
+    ),
+    "data with a warning, if strict": (
+        f"{ROWS}{{d}}/alike.csv --strict",
+        ["data.strict", "alike.csv", "'A' (", "'a' ("],
+    ),
     "CSV that is a workbook": (f"{ROWS}{{d}}/zip.csv", ["zip.csv:1", "save it as CSV"]),
     "CSV with one row": (f"{ROWS}{{d}}/one.csv", ["one.csv", "data.held_out"]),
     "CSV with one label": (f"{ROWS}{{d}}/same.csv", ["same.csv", "'same'", "at least 2"]),
@@ -235,6 +251,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "zip.csv": b"PK\x03\x04" + bytes(range(256)),
         "one.csv": b"text,label\n" + row,
         "same.csv": b"text,label\n" + b"".join(b"text %d,same\n" % i for i in range(200)),
+        "rows.csv.gz": gzip.compress(b"text,label\n" + row * 40),
+        "unique.csv": b"text,label\n" + b"".join(b"text %d,label %d\n" % (i, i) for i in range(3)),
+        "alike.csv": b"text,label\n"
+        + b"".join(b"text %d,%s\n" % (i, b"aA"[i % 2 :][:1]) for i in range(90)),
         "array.jsonl": b"[" + good.replace(b"\n", b",") + b"{}]",
         "pretty.jsonl": json.dumps([{"text": "a", "label": "b"}], indent=1).encode(),
         "nul.jsonl": b"\0" * 4096,

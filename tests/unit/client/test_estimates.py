@@ -83,10 +83,27 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
     [estimate] = answer["estimates"]
     blocks = [host["num_blocks"] for host in estimate["clusters"][0]["hosts"]]
     assert blocks == [0, 2, 2, 0]
-    assert estimate["notes"] == ["40 training rows, 2 held-out rows, 2 labels"]
-    *_, unknown = estimate["warnings"]
+    counts, labels = estimate["notes"]
+    assert counts == "40 training rows, 2 held-out rows, 2 labels"
+    assert labels.endswith(": a 20, b 20")
+    unknown, few = estimate["warnings"][-2:]
     assert f"label c ({tmp_path}/test.csv:3)" in unknown
+    assert "only 2 rows" in few
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "test.csv"}
+
+
+def test_data_set_in_a_folder_of_this_machine_is_read(job: list[str], tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(40)]
+    (tmp_path / "set").mkdir()
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "set/train-00000-of-00001.parquet")
+    hub = ("data.source=hub", "data.hub_name=set", "data.train=train", "data.held_out=train[:4]")
+    options = [part for each in (*hub, "clusters=1") for part in ("--set", each)]
+    answer = run_json(*job, *options, "--set", "devices_per_cluster=2")
+    assert answer["estimates"][0]["notes"][0] == "40 training rows, 4 held-out rows, 2 labels"
+    leak, few = answer["estimates"][0]["warnings"][-2:]
+    assert "4 of 4 held-out rows" in leak and "only 4 rows" in few
 
 
 def test_job_that_does_not_fit_exits_1_and_says_what_would_help(job: list[str]) -> None:
@@ -117,12 +134,12 @@ def test_state_that_the_disk_cannot_hold_does_not_fit(
 
 
 def test_warnings_that_training_would_begin_with_are_told(job: list[str]) -> None:
-    one, unknown = job_warnings(
+    one, unknown, _ = job_warnings(
         job, "clusters=1", "training.local_steps=5", "training.warm_up_steps=90"
     )
     assert "90 steps" in one and "50" in one
     assert "label c" in unknown
-    few, _ = job_warnings(job, "clusters=2", "training.local_steps=3")
+    few, *_ = job_warnings(job, "clusters=2", "training.local_steps=3")
     for words in ("cluster 0 has 20", " 24,", "training.local_steps to 2"):
         assert words in few
 

@@ -60,6 +60,28 @@ def test_lines_of_standard_input_are_texts_and_json_has_the_tokens(
     assert "1 of 3 rows" in result.stderr and "row 2\n" in result.stderr
 
 
+def test_row_of_a_file_that_cannot_be_answered_is_named_and_the_others_are_answered(
+    fake: FakeServices, tmp_path: Path
+) -> None:
+    fake.jobs = [JobStatus(job_id="job-1", name="demo")]
+    pieces = [
+        AnswerPiece(text_index=1, is_last=True, refusal="it has 99 tokens"),
+        AnswerPiece(text_index=0, text="a", tokens=[5], is_last=True),
+        AnswerPiece(text_index=2, text="c", tokens=[7], is_last=True),
+    ]
+    fake.outputs = [ModelOutput(piece=piece) for piece in pieces]
+    file = tmp_path / "rows.txt"
+    file.write_text("one\n\ntwo\nthree\n", encoding="utf-8")
+    result = run("predict", "demo", "--data", str(file), *fake.options, code=1)
+    assert result.stdout == "a\n\n\nc\n"
+    assert "row 3 has an empty answer: it has 99 tokens" in result.stderr
+    [use] = fake.uses
+    assert use.use.prediction.skips_refused
+    told = run_lines("predict", "demo", "--data", str(file), *fake.options, code=1)
+    refusals = {each["row"]: each["refusal"] for each in told if each["event"] == "answer"}
+    assert refusals == {1: "", 2: "", 3: "it has 99 tokens", 4: ""}
+
+
 def test_many_texts_become_several_uses(
     two_answers: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,6 +275,16 @@ def test_incident_warning_or_note_is_a_line_in_text_and_json(
     assert incident_lines(_RUNNING) == []
 
 
+def test_what_was_told_of_data_before_the_start_is_not_told_again() -> None:
+    file = io.StringIO()
+    display = PlainDisplay(Console(file=file, width=80))
+    display.note("9 of 60 rows")
+    for message in ("9 of 60 rows", "label b is unknown"):
+        display.show(WatchJobResponse(data_note=DataNote(message=message)))
+    assert file.getvalue().count("9 of 60 rows") == 1
+    assert "label b is unknown" in file.getvalue()
+
+
 def _picture(view: JobView, width: int, height: int, snapshot: Any = None) -> list[str]:
     picture = render(view, 0.0, snapshot, serving=(7, 10), width=width, height=height)
     return _printed(picture, width, height).splitlines()

@@ -2,13 +2,15 @@
 
 import random
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collapipe.data import stable_random
-from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut
+from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut, choose
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.data.sharding import dirichlet_clusters, iid_clusters
 
@@ -93,6 +95,62 @@ def test_appended_rows_change_no_side(
     after = growing.divide(rows[num_before:])
     assert (before[0] + after[0], before[1] + after[1]) == whole
     assert {each.labels[0] for each in whole[1]} <= {each.labels[0] for each in whole[0]}
+
+
+# --- a limit of held-out rows
+
+
+def test_limit_takes_rows_of_all_parts_of_a_sorted_file_and_the_others_train() -> None:
+    ordered = sorted(ROWS, key=lambda each: each.labels)
+    whole = HoldOut("classification").divide(ordered)[1]
+    train, chosen = HoldOut("classification", limit=200).divide(ordered)
+    assert len({each.labels for each in chosen}) == NUM_LABELS
+    assert len(chosen) == 200 and set(chosen) < set(whole)
+    assert sorted([*train, *chosen], key=lambda each: each.line) == ROWS
+    assert train == [each for each in ordered if each not in set(chosen)]
+
+
+def test_held_out_file_with_a_limit_is_measured_in_all_parts_and_in_its_order() -> None:
+    ordered = sorted(ROWS, key=lambda each: each.labels)
+    chosen = choose(ordered, 200)
+    assert len({each.labels for each in chosen}) == NUM_LABELS
+    assert chosen == [each for each in ordered if each in set(chosen)]
+    assert choose(ordered, None) == ordered
+    assert {*choose(ordered, 100)} < {*chosen}
+
+
+def test_limit_of_sizes_is_reached_and_passed_by_one_row_at_most() -> None:
+    def sizes(rows: Sequence[Row]) -> list[int]:
+        return [each.line % 7 for each in rows]
+
+    chosen = HoldOut("causal_lm", 100, sizes).divide(ROWS)[1]
+    assert 100 <= sum(sizes(chosen)) < 107
+    assert 100 <= sum(sizes(choose(ROWS, 100, sizes))) < 107
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2)), max_size=80),
+    st.lists(st.integers(0, 80), max_size=3),
+    st.integers(1, 8),
+)
+def test_with_a_limit_a_restart_divides_grown_files_as_before(
+    drawn: list[tuple[int, int]], cuts: list[int], limit: int
+) -> None:
+    rows = [row(number, f"label {label}") for number, label in drawn]
+    growing = HoldOut("translation", limit)
+    sides: tuple[list[Row], list[Row]] = ([], [])
+    stops = [*sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    for start, stop in pairwise([0, *stops]):
+        for side, divided in zip(sides, growing.divide(rows[start:stop]), strict=True):
+            side.extend(divided)
+        growing.accept()
+    assert growing.num_first == stops[0]
+    again = HoldOut("translation", limit, num_first=stops[0])
+    train, chosen = again.divide(rows)
+    assert train == sides[0]
+    assert Counter(chosen) == Counter(sides[1])
+    assert len(chosen) <= limit
+    assert not {each.key for each in train} & {each.key for each in chosen}
 
 
 # --- clusters

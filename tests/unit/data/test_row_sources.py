@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from collapipe.data.cluster_rows import ClusterRows
+from collapipe.data.findings import Counted
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.data.sources import RowSource, open_file
 from collapipe.data.texts import read_texts
@@ -195,7 +196,7 @@ def test_missing_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "kind", "known"),
     [
-        ("a.json", "ner", r"\.conll"),
+        ("a.xml", "ner", r"\.conll"),
         ("a.conll", "translation", r"\.jsonl"),
         ("a.en,a.de", "classification", r"\.jsonl"),
         ("a.txt", "instruction", r"\.jsonl"),
@@ -243,7 +244,7 @@ def test_columns_with_usual_names_are_found(
     ("record", "data", "hint"),
     [
         ({"text": "a", "lbel": "b", "id": "c"}, {}, r"data\.label_column=lbel \("),
-        ({"text": "a", "intent": "b"}, {}, r"data\.label_column=intent \("),
+        ({"text": "a", "queue": "b"}, {}, r"data\.label_column=queue \("),
         ({"text": "a", "b": "b", "c": "c"}, {}, r"data\.label_column to "),
         (
             {"text": "a", "label": "b", "id": "c"},
@@ -276,14 +277,14 @@ def test_texts_to_answer_keep_their_blanks(
 
 
 def test_column_of_a_setting_is_read_and_its_option_of_the_command_is_named(tmp_path: Path) -> None:
-    record = {"body": "a", "label": "b"}
-    assert read_record(tmp_path, "classification", record, text_column="body") == ("a", "b")
+    record = {"words": "a", "label": "b"}
+    assert read_record(tmp_path, "classification", record, text_column="words") == ("a", "b")
     path = tmp_path / "rows.csv"
-    path.write_text("body\nhello\n", encoding="utf-8")
-    assert read_texts(path, "body") == ["hello"]
-    with pytest.raises(InvalidInputError, match="--column=body .*'body'"):
+    path.write_text("words\nhello\n", encoding="utf-8")
+    assert read_texts(path, "words") == (["hello"], [])
+    with pytest.raises(InvalidInputError, match="--column=words .*'words'"):
         read_texts(path, "text")
-    path.write_text("body,queue\nhello,a\n", encoding="utf-8")
+    path.write_text("words,queue\nhello,a\n", encoding="utf-8")
     with pytest.raises(InvalidInputError, match="--column to "):
         read_texts(path, "text")
 
@@ -446,16 +447,15 @@ def write_tags(path: Path, *sentences: list[str]) -> str:
 
 def read_tags(path: str) -> tuple[list[tuple[str, ...]], str]:
     source = open_file(path, "ner", DataConfig())
-    return [row.labels for row in source.read()], source.note
+    return [row.labels for row in source.read()], source.facts.scheme
 
 
 @pytest.mark.parametrize("suffix", ["conll", "jsonl"])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_is_read_as_iob2(tmp_path: Path, scheme: str, suffix: str) -> None:
-    labels, note = read_tags(write_tags(tmp_path / f"a.{suffix}", ["O"], SCHEMES[scheme]))
+    labels, found = read_tags(write_tags(tmp_path / f"a.{suffix}", ["O"], SCHEMES[scheme]))
     assert labels == [("O",), tuple(IOB2)]
-    name = scheme if scheme in ("IOB2", "IOB1") else "BIOES"
-    assert (f" {name}," in note) == (scheme != "IOB2")
+    assert found == (scheme if scheme in ("IOB2", "IOB1") else "BIOES")
 
 
 def test_appended_rows_have_the_scheme_of_the_file(tmp_path: Path) -> None:
@@ -488,5 +488,218 @@ def test_cluster_tells_what_was_converted(tmp_path: Path) -> None:
     job = JobConfig.from_dict({"task": {"kind": "ner"}, "data": data}, "job")
     rows = ClusterRows(job, 0)
     rows.read()
-    [note] = rows.notes
-    assert "train.conll: " in note and " IOB1," in note
+    [note] = [each for each in rows.findings if " IOB1," in each.what]
+    assert note.place == data["train"]
+
+
+# --- values and lines that mislead
+
+
+def test_texts_to_answer_come_with_what_was_found_in_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('Utterance\none\n"two\nthree"\n', encoding="utf-8")
+    texts, found = read_texts(path, "text")
+    assert texts == ["one", "two\nthree"]
+    spanning, columns = found
+    assert f"{path}:3: " in spanning and "4 lines, 2 rows" in spanning
+    assert "--column=Utterance" in columns
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_value_over_several_lines_is_refused_in_tsv_and_named_in_csv(
+    tmp_path: Path, suffix: str
+) -> None:
+    separator = "\t" if suffix == "tsv" else ","
+    lines = ["text\tlabel", "zero\tneg", '"one\tpos', 'two"\tneg', "three\tpos"]
+    source = open_text(tmp_path, f"a.{suffix}", "\n".join(lines).replace("\t", separator) + "\n")
+    if suffix == "tsv":
+        with pytest.raises(InvalidInputError, match=r"a\.tsv:3: .* 2 lines, up to line 4"):
+            source.read()
+        return
+    rows = source.read()
+    facts = source.facts
+    assert [row.labels for row in rows] == [("neg",), ("neg",), ("pos",)]
+    assert (facts.num_lines, facts.num_rows) == (5, 3)
+    assert (facts.spanning, facts.spanning_rows) == (Counted(1, f"{source.name}:3"),) * 2
+
+
+def test_text_of_several_lines_looks_like_no_rows(tmp_path: Path) -> None:
+    source = open_text(tmp_path, "a.csv", 'id,text,label\n1,"good\nday, he said",pos\n')
+    assert len(source.read()) == 1
+    assert (source.facts.spanning.number, source.facts.spanning_rows.number) == (1, 0)
+
+
+def test_open_quote_in_an_appended_line_of_tsv_is_refused_at_once(tmp_path: Path) -> None:
+    source = open_text(tmp_path, "a.tsv", "text\tlabel\none\ta\n")
+    read_all(source)
+    append(source, '"two\tb\n')
+    with pytest.raises(InvalidInputError, match=r"a\.tsv:3: .*CSV"):
+        source.read()
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["caf\u00e9", " caf\u00e9", "caf\u00e9 ", "caf\u00e9\u00a0", "cafe\u0301", "\tcaf\u00e9"],
+)
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_blanks_around_a_label_and_ways_to_write_an_accent_make_no_class(
+    tmp_path: Path, suffix: str, label: str
+) -> None:
+    content = (
+        f"text, label\nx,{label}\n"
+        if suffix == "csv"
+        else json.dumps({"text": "x", "label": label}) + "\n"
+    )
+    [row] = open_text(tmp_path, f"a.{suffix}", content).read()
+    assert row.labels == ("caf\u00e9",)
+
+
+def test_tag_with_another_way_to_write_an_accent_is_the_same_type(tmp_path: Path) -> None:
+    source = open_text(tmp_path, "a.conll", "a\tB-caf\u00e9\nb\tI-cafe\u0301\u00a0\n", "ner")
+    [row] = source.read()
+    assert row.labels == ("B-caf\u00e9", "I-caf\u00e9")
+
+
+@pytest.mark.parametrize(
+    ("value", "label"), [("3", "3"), ("true", "true"), ("1.0", "1.0"), ("-2", "-2")]
+)
+def test_number_or_truth_value_is_a_label_as_json_writes_it(
+    tmp_path: Path, value: str, label: str
+) -> None:
+    [row] = open_text(tmp_path, "a.jsonl", f'{{"text": "x", "label": {value}}}\n').read()
+    assert row.labels == (label,)
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\n"])
+def test_starts_of_documents_are_no_sentences(tmp_path: Path, end: str) -> None:
+    start = f"-DOCSTART- -X- -X- O{end}"
+    source = open_text(
+        tmp_path,
+        "a.conll",
+        f"{start}Ada NNP B-NP B-x\nruns V B-VP O\n{start}Bob NNP B-NP B-x\n",
+        "ner",
+    )
+    rows = source.read()
+    assert [row.key for row in rows] == ["Ada runs", "Bob"]
+    assert source.facts.document_starts == Counted(2, f"{source.name}:1")
+
+
+def test_start_of_a_document_as_a_row_of_its_own_is_left_out(tmp_path: Path) -> None:
+    rows = [{"tokens": [word], "tags": ["O"]} for word in ("-DOCSTART-", "Ada")]
+    source = open_text(tmp_path, "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows), "ner")
+    assert [(row.key, row.line) for row in source.read()] == [("Ada", 2)]
+    assert source.facts.document_starts == Counted(1, f"{source.name}:1")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content"),
+    [
+        ("a.txt", "causal_lm", "one\rtwo\rthree"),
+        ("a.txt", "causal_lm", "one\ntwo\rthree\n"),
+        ("a.csv", "classification", "text,label\ra,b\r"),
+        ("a.jsonl", "classification", GOOD.replace("\n", "\r") * 2),
+        ("a.conll", "ner", "a O\rb O\r"),
+    ],
+)
+def test_carriage_return_alone_as_a_line_end_is_refused(
+    tmp_path: Path, name: str, kind: str, content: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=r"carriage return.*tr '"):
+        open_text(tmp_path, name, content, kind).read()
+
+
+def test_carriage_return_in_a_value_of_csv_stays(tmp_path: Path) -> None:
+    [row] = open_text(tmp_path, "a.csv", 'text,label\n"a\rb",c\n').read()
+    assert row.key == "a\rb"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.ndjson", GOOD + NOW),
+        ("a.json", GOOD + NOW),
+        ("a.json", f"\ufeff [{GOOD.strip()},\n{NOW}]"),
+    ],
+)
+def test_json_has_several_names_and_may_be_an_array(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    source = open_text(tmp_path, name, content)
+    assert [(row.key, row.line) for row in source.read()] == [("it is warm", 1), ("now warm", 2)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[1]", r":1: is 1\b"), ("[{}", "JSON array"), ("{\n}", ":1: is not JSON")],
+)
+def test_wrong_json_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"a\.json.*{message}"):
+        open_text(tmp_path, "a.json", content).read()
+
+
+@pytest.mark.parametrize(("suffix", "remedy"), [("jsonl.gz", "gunzip"), ("csv.zip", "unzip")])
+def test_compressed_file_is_refused_with_what_unpacks_it(
+    tmp_path: Path, suffix: str, remedy: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"compressed.*{remedy}"):
+        open_text(tmp_path, f"a.{suffix}", b"\x1f\x8b")
+
+
+# --- guesses
+
+
+def csv_of(columns: dict[str, list[str]]) -> str:
+    rows = [",".join(columns), *(",".join(row) for row in zip(*columns.values(), strict=True))]
+    return "\n".join(rows) + "\n"
+
+
+TEXTS = [f"where is my card number {number}" for number in range(8)]
+CLASSES = ["lost", "found"] * 4
+
+
+@pytest.mark.parametrize(
+    "names", [("utterance", "intent"), ("Review", "Sentiment"), ("tweet", "CATEGORY")]
+)
+@pytest.mark.parametrize("text_first", [True, False])
+def test_usual_names_are_taken_and_told(
+    tmp_path: Path, names: tuple[str, str], text_first: bool
+) -> None:
+    columns = dict(zip(names, (TEXTS, CLASSES), strict=True))
+    given = columns if text_first else dict(reversed(columns.items()))
+    source = open_text(tmp_path, "a.csv", csv_of(given))
+    rows = source.read()
+    assert [(row.key, row.labels[0]) for row in rows] == list(zip(TEXTS, CLASSES, strict=True))
+    assert source.facts.columns == f"data.text_column={names[0]} and data.label_column={names[1]}"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a"), ("what", "txt")])
+def test_column_of_few_values_is_never_offered_as_text(
+    tmp_path: Path, names: tuple[str, str], suffix: str
+) -> None:
+    columns = {names[0]: TEXTS, names[1]: CLASSES}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    as_json = "".join(json.dumps(row) + "\n" for row in rows)
+    content = csv_of(columns) if suffix == "csv" else as_json
+    source = open_text(tmp_path, f"a.{suffix}", content)
+    hint = rf"text_column={names[0]} .*label_column={names[1]} "
+    with pytest.raises(InvalidInputError, match=hint):
+        source.read()
+
+
+def test_two_columns_with_usual_names_are_not_guessed(tmp_path: Path) -> None:
+    content = csv_of({"title": TEXTS, "body": TEXTS, "class": CLASSES})
+    with pytest.raises(InvalidInputError, match="has no column 'text'"):
+        open_text(tmp_path, "a.csv", content).read()
+
+
+def test_prompt_is_not_guessed_beside_what_may_belong_to_it(tmp_path: Path) -> None:
+    row = {"instruction": "sum", "output": "3"}
+    assert read_record(tmp_path, "instruction", row) == ("sum", "3")
+    with pytest.raises(InvalidInputError, match="'prompt'"):
+        read_record(tmp_path, "instruction", {"instruction": "sum", "input": "1 2", "output": "3"})
+
+
+def test_bars_separate_values_if_the_header_has_no_other_separator(tmp_path: Path) -> None:
+    [row] = open_text(tmp_path, "a.csv", "text|label\na, b; c|d\n").read()
+    assert (row.texts, row.labels) == (("a, b; c",), ("d",))

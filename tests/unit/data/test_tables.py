@@ -52,7 +52,7 @@ def test_parquet_without_metadata_of_datasets_is_converted_to_iob2(tmp_path: Pat
     [row] = source.read()
     assert isinstance(row, TaggedRow)
     assert (row.words, row.labels) == (("Ada", "runs"), ("B-person", "O"))
-    assert "BIOES" in source.note
+    assert source.facts.scheme == "BIOES"
 
 
 def test_parquet_classes_get_their_names_and_a_file_that_is_stored_elsewhere_keeps_its_own(
@@ -143,11 +143,11 @@ def test_hub_classes_get_their_names_and_translations_may_be_nested(
 ) -> None:
     offered = {("some/set", "train"): table_of([record], features)}
     monkeypatch.setattr(datasets, "load_dataset", lambda name, split: offered[name, split])
-    [row] = load_hub_rows("train", kind, HUB.model_copy(update=columns))
+    [row] = load_hub_rows("train", kind, HUB.model_copy(update=columns)).rows
     assert (row.file, row.line) == ("some/set[train]", 1)
     assert (row.texts, row.labels) == (texts, labels)
-    offered["some/set", "train"] = table_of([{"body": "x"}])
-    with pytest.raises(InvalidInputError, match=r"some/set\[train\]:1: .*'body'"):
+    offered["some/set", "train"] = table_of([{"id": "x"}])
+    with pytest.raises(InvalidInputError, match=r"some/set\[train\]:1: .*'id'"):
         load_hub_rows("train", kind, HUB)
 
 
@@ -177,8 +177,8 @@ def test_folder_and_cached_name_work_without_network_and_another_name_is_refused
     folder.mkdir()
     table_of(RECORDS).to_parquet(folder / "train-00000-of-00001.parquet")
     local = HUB.model_copy(update={"hub_name": str(folder)})
-    assert load_hub_rows("train", "classification", local) == rows_of(f"{folder}[train]")
+    assert load_hub_rows("train", "classification", local).rows == rows_of(f"{folder}[train]")
     cached = tmp_path / "cache/some___set/default/0.0.0"
     cached.mkdir(parents=True)
     Path(datasets.load_dataset_builder(str(folder)).cache_dir).rename(cached / "abc")
-    assert load_hub_rows("train", "classification", HUB) == rows_of("some/set[train]")
+    assert load_hub_rows("train", "classification", HUB).rows == rows_of("some/set[train]")

@@ -63,6 +63,7 @@ def test_job_survives_a_restart(tmp_path: Path, store: JobStore, document: JobDo
     document.state, document.message = scheduler_pb2.JOB_STATE_CANCELLED, "by request"
     document.num_rounds_committed, document.ended_at = 2, 1e9
     document.labels, document.vocabulary_digest = ["O", "B-person"], "ab" * 32
+    document.num_first_rows = [200, 300]
     document.evaluation = job_pb2.Evaluation(
         num_rounds=2, metric="accuracy", value=0.75, num_rows=500
     )
@@ -169,8 +170,10 @@ def test_reopening_finds_the_last_job_of_the_name(tmp_path: Path, store: JobStor
 
 
 def test_reopening_takes_more_rounds_and_another_schedule(tmp_path: Path, store: JobStore) -> None:
-    finished(store, job())
-    longer = job({"rounds": 9}, num_micro_batches=8)
+    data = {"train": "a.csv", "held_out": "b.csv"}
+    finished(store, job(more={"data": data}))
+    other = {"data": {**data, "max_held_out_rows": 9, "strict": True}}
+    longer = job({"rounds": 9}, other, num_micro_batches=8)
     store.reopen(longer)
     (document,) = JobStore(tmp_path).all()
     assert document.job == longer
@@ -184,6 +187,11 @@ def test_reopening_takes_more_rounds_and_another_schedule(tmp_path: Path, store:
             "schedule.num_micro_batches",
             job({"update_per": "micro_batch"}),
             job({"update_per": "micro_batch"}, num_micro_batches=8),
+        ),
+        (  # Those above the limit train.
+            "data.max_held_out_rows",
+            job(more={"data": {"train": "a.csv"}}),
+            job(more={"data": {"train": "a.csv", "max_held_out_rows": 9}}),
         ),
     ],
 )

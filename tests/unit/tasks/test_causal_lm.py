@@ -75,6 +75,26 @@ def test_appended_texts_continue_the_last_row(load: Load, tmp_path: Path) -> Non
     assert tokens(growing)[: len(before)] == before
 
 
+@pytest.mark.parametrize("has_held_out_file", [True, False])
+def test_limit_of_held_out_rows_counts_rows_of_tokens(
+    load_rows: LoadRows, tmp_path: Path, has_held_out_file: bool
+) -> None:
+    texts = "".join(f"{text} {number}\n" for number, text in enumerate(lines(300)))
+    sections = {"task": {"max_length": 8}, "model": {"family": "llama"}}
+    job = load_rows("causal_lm", texts, texts, **sections)._rows._job
+    held_out = job.data.held_out if has_held_out_file else None
+    num_rows = []
+    for most in (None, 5):
+        data = job.data.model_copy(update={"held_out": held_out, "max_held_out_rows": most})
+        task = load_task(job.model_copy(update={"data": data}), 0, None)
+        num_rows.append((task.num_rows, task.num_held_out_rows))
+    (trained, measured), (trained_with_limit, measured_with_limit) = num_rows
+    assert measured_with_limit == 5 < measured
+    # What is not measured trains: of a text that is cut at the limit, less than a row is lost.
+    gained = 0 if has_held_out_file else measured - 5
+    assert 0 <= trained + gained - trained_with_limit <= 2
+
+
 def test_perplexity_and_accuracy_count_every_target_once(load: Load) -> None:
     task = load()
     sizes = [batch.num_rows for batch in task.held_out_micro_batches(3)]

@@ -88,7 +88,7 @@ def test_without_held_out_file_no_text_is_on_both_sides(
     assert 30 <= task.num_held_out_rows <= 90  # 15 % of 400 is 60
 
 
-def test_row_limits_keep_the_first_rows(texts: TextWriter, make_job: JobMaker) -> None:
+def test_row_limits(texts: TextWriter, make_job: JobMaker) -> None:
     data = {"train": texts("a.jsonl", 30), "held_out": texts("b.jsonl", 9)}
     whole = load(make_job("classification", data))
     job = make_job("classification", {**data, "max_rows": 12, "max_held_out_rows": 4})
@@ -97,6 +97,22 @@ def test_row_limits_keep_the_first_rows(texts: TextWriter, make_job: JobMaker) -
     assert limited.num_held_out_rows == 4
     append(data["train"], "one more", "warm")
     assert limited.refresh() == 12
+
+
+def test_rows_above_the_limit_of_held_out_rows_train_and_a_restart_finds_the_same(
+    texts: TextWriter, make_job: JobMaker
+) -> None:
+    data = {"train": texts("a.jsonl", 200), "max_held_out_rows": 5}
+    job = make_job("classification", data, task={"max_length": 60})
+    task = load(job)
+    assert (task.num_rows, task.num_held_out_rows, task.num_first) == (195, 5, 200)
+    for number in range(100):
+        append(data["train"], f"new {number}", "warm")
+    assert (task.refresh(), task.num_held_out_rows) == (295, 5)
+    again = load_task(job, 0, task.vocabulary, task.num_first)
+    again.set_labels(["cold", "warm"])
+    assert inputs(again) == inputs(task)
+    assert (again.num_held_out_rows, again.num_first) == (5, 200)
 
 
 def test_refresh_adds_appended_rows_behind_the_others(

@@ -15,6 +15,8 @@ from reference.tiny_jobs import write_rows
 from sklearn.metrics import accuracy_score, f1_score  # type: ignore[import-untyped]
 from torch import Tensor
 
+from collapipe.data.cluster_rows import labels_in_order
+from collapipe.data.findings import long_rows
 from collapipe.evaluation import (
     PREDICTED,
     RIGHT,
@@ -23,9 +25,7 @@ from collapipe.evaluation import (
     add_sums,
     compute_metrics,
     first_places,
-    in_order,
     of_class,
-    say_long_rows,
 )
 from collapipe.job import JobConfig
 from collapipe.scheduler.evaluations import Evaluations
@@ -252,10 +252,11 @@ def test_first_place_of_a_label_is_that_of_the_smallest_line() -> None:
 
 
 def test_long_rows_of_a_trained_job_need_another_job() -> None:
-    told = say_long_rows("instruction", 40, (0, 0), (2, 9), is_trained=True)
-    assert told.startswith("2 of 9 held-out rows ") and "task.max_length = 40 " in told
-    assert "train a job" in told
-    assert not say_long_rows("ner", 40, (0, 0), (0, 9), is_trained=True)
+    found = long_rows("instruction", 40, (0, 0), (2, 9), is_trained=True)
+    assert found is not None
+    assert found.what.startswith("2 of 9 held-out rows ") and "task.max_length = 40 " in found.what
+    assert "train a job" in found.remedy
+    assert long_rows("ner", 40, (0, 0), (0, 9), is_trained=True) is None
 
 
 @pytest.mark.parametrize(
@@ -270,4 +271,4 @@ def test_long_rows_of_a_trained_job_need_another_job() -> None:
 def test_whole_numbers_are_ordered_by_their_values_and_other_labels_as_texts(
     labels: list[list[str]], expected: list[str]
 ) -> None:
-    assert in_order(labels) == expected
+    assert labels_in_order(labels) == expected

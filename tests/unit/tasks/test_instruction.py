@@ -194,7 +194,7 @@ def test_end_token_that_a_tokenizer_puts_behind_texts_does_not_end_a_prompt(
     write_tokenizer_files(Path(directory), task.vocabulary, "llama", 128)
     exported: Any = AutoTokenizer.from_pretrained(directory)
     assert exported(PAIRS[3][0])["input_ids"] == task.question(PAIRS[3][0]).input_ids.tolist()
-    assert task.notes == []
+    assert not [each for each in task.findings if "end token" in each.what]
 
 
 def test_prompts_that_end_with_the_end_token_are_told(load: Load, tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_prompts_that_end_with_the_end_token_are_told(load: Load, tmp_path: Path
     directory = write_chat_model(tmp_path / "model", template)
     rows = [{"messages": chat} for chat in CHATS]
     task = load([*rows, *pairs(PAIRS)], model={"pretrained": directory})
-    [note] = task.notes
-    assert f"12 of {task.num_rows} prompts" in note
-    assert "'<|eot|>'" in note
+    [found] = [each for each in task.findings if "end token" in each.what]
+    assert found.severity == "warning"
+    assert f"12 of {task.num_rows} prompts" in found.what and "'<|eot|>'" in found.what
 
 
 def test_chat_whose_prompt_has_no_token_is_refused_with_its_line(

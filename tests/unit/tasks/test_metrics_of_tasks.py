@@ -90,9 +90,9 @@ def test_ner_rows_without_a_token_are_told(load_rows: LoadRows) -> None:
     task = load_rows("ner", [*rows, INVISIBLE, *rows, INVISIBLE], rows, model=MINILM)
     [batch] = task.micro_batches([4, 9], 1)
     assert batch.num_targets == 0
-    [note] = task.notes
-    for part in ("2 of 10 training rows", "train.jsonl:5"):
-        assert part in note
+    [found] = [each for each in task.findings if "token" in each.what]
+    assert found.severity == "warning" and found.place.endswith("train.jsonl:5")
+    assert "2 of 10 training rows" in found.what
 
 
 def test_ner_rows_that_all_lack_tokens_are_refused(load_rows: LoadRows) -> None:

@@ -1,0 +1,161 @@
+"""Finds the columns of a task among those of a file, by usual names, and guesses by content what a message should offer."""
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import DataConfig
+
+Sample = Callable[[], Mapping[str, Sequence[Any]]]
+"""Returns some values of each column."""
+
+_KNOWN: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "classification": {"text_column": ["sentence"], "label_column": []},
+    "ner": {"text_column": ["tokens", "words"], "label_column": ["tags", "ner_tags"]},
+    "translation": {"source_column": ["source"], "target_column": ["target"]},
+    "causal_lm": {"text_column": ["content"]},
+    "instruction": {"prompt_column": ["question"], "completion_column": ["answer", "response"]},
+}
+"""The settings that name the columns of each task, with the names that a column may have instead of the default."""
+_TEXTS = (
+    *(
+        "abstract",
+        "article",
+        "body",
+        "comment",
+        "content",
+        "document",
+        "email",
+        "headline",
+        "input",
+    ),
+    *("message", "passage", "post", "query", "question", "review", "sentence", "sms", "story"),
+    *("text", "title", "tweet", "utterance"),
+)
+_USUAL: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "classification": {
+        "text_column": _TEXTS,
+        "label_column": (
+            *("category", "class", "emotion", "intent", "label", "labels", "sentiment", "target"),
+            *("tag", "topic", "y"),
+        ),
+    },
+    "ner": {
+        "text_column": ("text", "sentence", "token", "word"),
+        "label_column": ("label", "labels", "ner", "tag"),
+    },
+    "translation": {"source_column": ("src",), "target_column": ("tgt", "trg")},
+    "causal_lm": {"text_column": _TEXTS},
+    "instruction": {
+        "prompt_column": ("prompt", "instruction", "query", "input"),
+        "completion_column": ("completion", "output", "reply"),
+    },
+}
+"""Names that are taken, too, if exactly one column has one of them, in any case. The output says so."""
+_FEW_VALUES = 0.5
+"""A column with fewer different values than this share of its values is no text."""
+
+
+def find_columns(
+    names: Collection[str], kind: str, data: DataConfig, place: str
+) -> tuple[str, ...]:
+    """Finds the columns of a task among those of a row, in the order of the settings that name them.
+
+    A setting with its default value also finds the other documented names of the column.
+
+    Raises:
+        InvalidInputError: There is no such column. The message names those found.
+    """
+    found = _known_columns(names, kind, data)
+    if len(found) < len(_KNOWN[kind]):
+        raise _missing_columns(names, found, kind, data, place, {})
+    return tuple(found[setting] for setting in _KNOWN[kind])
+
+
+def settle_columns(
+    names: Collection[str], kind: str, data: DataConfig, place: str, sample: Sample
+) -> tuple[DataConfig, str]:
+    """Takes columns with usual names for those of a task, given the columns of a file.
+
+    Returns:
+        Settings that name such columns, and words that say so: "" if there are none.
+
+    Raises:
+        InvalidInputError: A column is missing. The message names those found, and the most likely ones by their content.
+    """
+    found = _known_columns(names, kind, data)
+    guessed: dict[str, str] = {}
+    for setting, usual in _USUAL[kind].items():
+        if setting not in found and _is_default(setting, data):
+            left = [name for name in names if name not in (found | guessed).values()]
+            alike = [name for name in left if name.strip().casefold() in usual]
+            # What else there is may belong to a prompt.
+            if len(alike) == 1 and (kind != "instruction" or len(names) == 2):
+                guessed[setting] = alike[0]
+    found |= guessed
+    if len(found) < len(_KNOWN[kind]):
+        raise _missing_columns(names, found, kind, data, place, sample())
+    said = " and ".join(f"data.{setting}={column}" for setting, column in guessed.items())
+    return data.model_copy(update=guessed), said
+
+
+def _known_columns(names: Collection[str], kind: str, data: DataConfig) -> dict[str, str]:
+    """Returns the column of each setting of which one has the name, or a documented one."""
+    found: dict[str, str] = {}
+    for setting, others in _KNOWN[kind].items():
+        wanted: str = getattr(data, setting)
+        candidates = [wanted, *others] if _is_default(setting, data) else [wanted]
+        column = next((name for name in candidates if name in names), None)
+        if column is not None:
+            found[setting] = column
+    return found
+
+
+def _is_default(setting: str, data: DataConfig) -> bool:
+    return bool(getattr(data, setting) == DataConfig.model_fields[setting].default)
+
+
+def _missing_columns(
+    names: Collection[str],
+    found: Mapping[str, str],
+    kind: str,
+    data: DataConfig,
+    place: str,
+    values: Mapping[str, Sequence[Any]],
+) -> InvalidInputError:
+    left = [name for name in names if name not in found.values()]
+    missing = [setting for setting in _KNOWN[kind] if setting not in found]
+    hints: list[str] = []
+    for setting in missing:
+        wanted: str = getattr(data, setting)
+        if near := _likely(setting, wanted, left, values):
+            hints.append(f"data.{setting}={near} (did you mean {near!r}?)")
+            left.remove(near)
+        else:
+            hints.append(f"data.{setting} to the name of one")
+    wanted = getattr(data, missing[0])
+    return InvalidInputError(
+        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none'}): set {' and '.join(hints)}, or rename "
+        "the column in the file"
+    )
+
+
+def _likely(
+    setting: str, wanted: str, names: Sequence[str], values: Mapping[str, Sequence[Any]]
+) -> str | None:
+    """Returns the column that a setting may mean. A column of few values is a label, and no text."""
+    counted = {
+        name: (len(set(map(str, each))) / len(each), sum(len(str(value)) for value in each))
+        for name, each in values.items()
+        if name in names and len(each) > 1
+    }
+    few = [name for name, (share, _) in counted.items() if share < _FEW_VALUES]
+    is_label = setting == "label_column"
+    able = list(names) if is_label else [name for name in names if name not in few]
+    near = difflib.get_close_matches(wanted, able, n=1)
+    if near or len(able) == 1:
+        return (near or able)[0]
+    if is_label:
+        return few[0] if len(few) == 1 else None
+    return max(counted.keys() & set(able), key=lambda name: counted[name][1], default=None)

@@ -1,0 +1,451 @@
+"""What a person should know about the data of a job: facts that were counted become findings.
+
+All of this is pure. `sources` counts what is in a file, `row_counts` counts what is in its rows, and `cluster_rows` puts both
+together. No finding has the text of a row, because services pass findings on. They have names of labels, files and lines.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+
+MOST_LINES = 10
+"""Most findings that a person gets before a training starts."""
+_MOST_LABELS = 20
+"""Most labels whose numbers of rows are told."""
+_NAMED = 8
+"""Most labels that another finding names."""
+_FEW_HELD_OUT_ROWS = 100
+"""With fewer of them, one row more that is right changes a metric by more than 1 %."""
+_FATES_OF_LONG_ROWS = {
+    "ner": ("are cut", "are cut, so that the words that are cut off count as misses"),
+    "translation": ("are cut", "are cut, but BLEU compares with the whole translation"),
+    "instruction": ("are left out", "count as wrong answers"),
+}
+"""What becomes of longer training rows and held-out rows than `task.max_length`, by the kind of the task. Other kinds only cut them."""
+_WARNING = "warning: "
+_NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found, and what to do."""
+
+    severity: Literal["warning", "note"]
+    """A warning says that the result may be wrong. A note says how the data were read."""
+    place: str
+    """The file, and the line if it is about one; or the setting."""
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        start = _WARNING if self.severity == "warning" else ""
+        return f"{start}{self.place}: {self.what}{f': {self.remedy}' if self.remedy else ''}"
+
+
+def _warning(place: str, what: str, remedy: str) -> Finding:
+    return Finding("warning", place, what, remedy)
+
+
+def _note(place: str, what: str, remedy: str = "") -> Finding:
+    return Finding("note", place, what, remedy)
+
+
+@dataclass
+class Counted:
+    """How many times something was found, and where first."""
+
+    number: int = 0
+    place: str = ""
+
+    def add(self, place: str) -> None:
+        self.place = self.place or place
+        self.number += 1
+
+
+@dataclass
+class SourceFacts:
+    """What was counted while a file was read for the first time."""
+
+    name: str
+    num_lines: int = 0
+    """0 if the source has no lines."""
+    num_rows: int = 0
+    scheme: str = "IOB2"
+    """That of the tags in the file."""
+    columns: str = ""
+    """Which columns were taken because of names that are usual elsewhere."""
+    spanning: Counted = field(default_factory=Counted)
+    """Rows with a value that spans lines."""
+    spanning_rows: Counted = field(default_factory=Counted)
+    """Those of which each line looks like a row of its own."""
+    document_starts: Counted = field(default_factory=Counted)
+    """Lines that begin with -DOCSTART-."""
+
+
+@dataclass
+class RowFacts:
+    """What was counted in the training rows, or in the held-out rows. Limits of `data` have been applied."""
+
+    num_rows: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    """Rows with each class; for ner, entities of each type."""
+    label_places: dict[str, str] = field(default_factory=dict)
+    """The first row with each class or type."""
+    blank: Counted = field(default_factory=Counted)
+    repeated: Counted = field(default_factory=Counted)
+    """Rows that are like an earlier one, apart from blanks and case."""
+    contradicting: Counted = field(default_factory=Counted)
+    """Rows with the text of an earlier one, but another label."""
+    untranslated: Counted = field(default_factory=Counted)
+    """Rows whose target is their source."""
+    scripts: dict[str, Counted] = field(default_factory=dict)
+    """For translation, the alphabets of the targets."""
+
+
+@dataclass
+class DataFacts:
+    """What was counted in the data that one cluster reads."""
+
+    kind: str
+    sources: Sequence[SourceFacts]
+    train: RowFacts
+    held_out: RowFacts
+    shared: Counted
+    """Held-out rows that are also training rows."""
+    num_left_out: int = 0
+    """Training rows behind `data.max_rows`."""
+    lost_labels: Collection[str] = ()
+    """Labels that only those have."""
+
+
+def find(facts: DataFacts) -> list[Finding]:
+    """Returns the findings about the data of one cluster."""
+    found = [finding for source in facts.sources for finding in find_in_source(source)]
+    shared = facts.shared
+    if shared.number:
+        found.append(
+            _warning(
+                shared.place,
+                f"{shared.number} of {facts.held_out.num_rows} held-out rows are also training rows, this one first, so the metrics "
+                "are too good",
+                "remove them from one of the two",
+            )
+        )
+    return [
+        *found,
+        *_in_rows(facts.train, "training"),
+        *_in_rows(facts.held_out, "held-out"),
+        *_in_limit(facts),
+        *_in_labels(facts),
+    ]
+
+
+def _in_rows(rows: RowFacts, which: str) -> Iterator[Finding]:
+    if rows.contradicting.number:
+        yield _warning(
+            rows.contradicting.place,
+            f"{rows.contradicting.number} of {rows.num_rows} {which} rows have the text of an earlier row but another label, this one "
+            "first",
+            "correct one of the two",
+        )
+    if rows.untranslated.number:
+        yield _warning(
+            rows.untranslated.place,
+            f"in {rows.untranslated.number} of {rows.num_rows} {which} rows the translation is the source itself, this one first",
+            "translate or remove them",
+        )
+    common = max(rows.scripts, key=lambda each: rows.scripts[each].number, default="")
+    for script, count in rows.scripts.items():
+        if script != common:
+            yield _warning(
+                count.place,
+                f"{count.number} of {rows.num_rows} {which} rows have translations in {script} letters, this one first, but most "
+                f"are in {common} letters",
+                "check that source and target are not exchanged",
+            )
+    if rows.repeated.number:
+        yield _note(
+            rows.repeated.place,
+            f"{rows.repeated.number} of {rows.num_rows} {which} rows repeat an earlier one, this one first",
+            "remove them if that is not meant",
+        )
+    if rows.blank.number:
+        yield _note(
+            rows.blank.place,
+            f"{_number(rows.blank.number, f'blank {which} text')} left out, this one first",
+        )
+
+
+def _in_limit(facts: DataFacts) -> Iterator[Finding]:
+    """Says what `data.max_rows` leaves out."""
+    if facts.lost_labels:
+        yield _warning(
+            "data.max_rows",
+            f"it leaves out all rows of {_number(len(facts.lost_labels), 'label')}: {say_some(sorted(facts.lost_labels))}",
+            "raise it, or mix the rows of the file",
+        )
+    elif facts.num_left_out:
+        yield _note(
+            "data.max_rows",
+            f"it allows {facts.train.num_rows}, so {_number(facts.num_left_out, 'training row')} at the end of "
+            f"{facts.sources[0].name} left out",
+        )
+
+
+def _in_labels(facts: DataFacts) -> Iterator[Finding]:
+    train, held_out = facts.train, facts.held_out
+    one = "entity" if facts.kind == "ner" else "row"
+    labels = train.labels + held_out.labels
+    places = held_out.label_places | train.label_places
+    for alike in alike_labels(places):
+        listed = ", ".join(
+            f"{label!r} ({_number(labels[label], one)}, {places[label]})" for label in alike
+        )
+        yield _warning(
+            places[alike[0]],
+            f"these labels differ only in case, blanks or the way of writing, but are {len(alike)} classes: {listed}",
+            "write them alike",
+        )
+    if train.labels:
+        most = train.labels.most_common(_MOST_LABELS)
+        listed = ", ".join(f"{label:.40} {number}" for label, number in most)
+        classes = _number(len(train.labels), "type" if facts.kind == "ner" else "label")
+        yield _note(
+            facts.sources[0].name,
+            f"{_number(train.num_rows, 'training row')} with {classes}, and the {_plural(one)} of each: {listed}"
+            f"{', ...' * (len(train.labels) > len(most))}",
+        )
+
+
+def find_in_source(facts: SourceFacts) -> Iterator[Finding]:
+    """Yields what a person should know about how a file was read."""
+    name, spanning, torn = facts.name, facts.spanning, facts.spanning_rows
+    counts = f"{_number(facts.num_lines, 'line')}, {_number(facts.num_rows, 'row')}"
+    if torn.number:
+        yield _warning(
+            torn.place,
+            f"a value in quotes spans lines that look like rows of their own ({_number(torn.number, 'row')} with such a value; {counts})",
+            "if they are rows, double each quote and put the value in quotes",
+        )
+    elif spanning.number:
+        yield _note(
+            spanning.place,
+            f"{_number(spanning.number, 'row')} with a value that spans lines, this one first ({counts})",
+        )
+    if facts.columns:
+        yield _note(
+            name,
+            f"is read with {facts.columns}",
+            "name other columns with --set if that is wrong",
+        )
+    if facts.document_starts.number:
+        yield _note(
+            facts.document_starts.place,
+            f"{_number(facts.document_starts.number, 'line')} with -DOCSTART- left out, this one first",
+        )
+    if facts.scheme != "IOB2":
+        yield _note(
+            name,
+            f"its tags are {facts.scheme}, and are read as IOB2: B- opens every entity, and I- continues it",
+        )
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What was counted in the data of all clusters.
+
+    Args:
+        num_train: Training rows.
+        num_held_out: Held-out rows.
+        labels: The labels of the job.
+        held_out_places: The file and line of the first held-out row with each label.
+        num_long: Training rows and held-out rows that are longer than `task.max_length`.
+    """
+
+    num_train: int
+    num_held_out: int
+    labels: Collection[str]
+    held_out_places: Mapping[str, str]
+    num_long: tuple[int, int] = (0, 0)
+
+
+def find_in_job(job: JobConfig, facts: JobFacts, held_out_share: float) -> list[Finding]:
+    """Returns the findings about the data of all clusters together.
+
+    Args:
+        held_out_share: Part of the training rows that is held out if the job names no held-out data.
+    """
+    found = [
+        unknown_labels(facts.held_out_places, facts.labels),
+        few_held_out_rows(job.task.kind, facts.num_held_out),
+        _held_out_by_hash(job, facts, held_out_share) if job.data.held_out is None else None,
+        long_rows(
+            job.task.kind,
+            job.task.max_length,
+            (facts.num_long[0], facts.num_train),
+            (facts.num_long[1], facts.num_held_out),
+        ),
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def _held_out_by_hash(job: JobConfig, facts: JobFacts, share: float) -> Finding:
+    known, measured = _classes(job, facts.labels), _classes(job, facts.held_out_places)
+    missing = sorted(known - measured)
+    most = job.data.max_held_out_rows
+    limit = (
+        f"; data.max_held_out_rows allows {most}, and the others train"
+        if facts.num_held_out == most
+        else ""
+    )
+    rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
+    return _note(
+        "data.held_out is not set",
+        f"{facts.num_held_out} of {facts.num_held_out + facts.num_train} rows are held out to measure the model (the hash of a text chooses "
+        f"about {share:.0%}{limit}){rest if missing else ''}",
+    )
+
+
+def few_held_out_rows(kind: str, num_rows: int) -> Finding | None:
+    """Warns of a metric that few rows decide. A row of `causal_lm` has many targets."""
+    if kind == "causal_lm" or not 0 < num_rows < _FEW_HELD_OUT_ROWS:
+        return None
+    rows = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
+    return _warning(
+        "held-out data",
+        f"only {rows} measured, so one row more that is right changes a share of right rows by {1 / num_rows:.0%}",
+        f"hold out at least {_FEW_HELD_OUT_ROWS} rows for a result that says something",
+    )
+
+
+def unknown_labels(places: Mapping[str, str], labels: Iterable[str]) -> Finding | None:
+    """Names the labels of held-out rows that no training row has.
+
+    Args:
+        places: The file and line of the first held-out row with each label.
+        labels: The labels of the job.
+    """
+    unknown = sorted(places.keys() - set(labels))
+    if not unknown:
+        return None
+    listed = say_some([f"{label} ({places[label]})" for label in unknown])
+    return _warning(
+        "held-out data",
+        f"no training row has the label {listed}. Held-out rows with it count as errors",
+        "correct them, or add training rows with the label",
+    )
+
+
+def long_rows(
+    kind: str,
+    max_length: int,
+    train: tuple[int, int],
+    held_out: tuple[int, int],
+    *,
+    is_trained: bool = False,
+) -> Finding | None:
+    """Says what becomes of rows that are longer than `task.max_length`.
+
+    Args:
+        max_length: The most tokens of a row.
+        train: How many training rows are longer, and how many the training has.
+        held_out: The same of the held-out rows.
+        is_trained: Whether the job has ended its training.
+    """
+    (long, num_rows), (held_out_long, num_held_out_rows) = train, held_out
+    if kind == "instruction":
+        num_rows += long  # The training has only the others.
+    fate, fate_of_held_out = _FATES_OF_LONG_ROWS.get(kind, ("are cut", "are cut"))
+    parts = [f"{long} of {num_rows} training rows {fate}"] * (long > 0)
+    parts += [f"{held_out_long} of {num_held_out_rows} held-out rows {fate_of_held_out}"] * (
+        held_out_long > 0
+    )
+    if not parts:
+        return None
+    remedy = (
+        "shorten them, or train a job with a larger value"
+        if is_trained
+        else "raise it if they matter"
+    )
+    return _note(
+        "task.max_length",
+        f"{', and '.join(parts)}, because they are longer than task.max_length = {max_length} tokens",
+        remedy,
+    )
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Returns each finding once, warnings first."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "warning")
+
+
+def lines_in_order(lines: Iterable[str]) -> list[str]:
+    """Does the same with findings that were written."""
+    return sorted(dict.fromkeys(lines), key=lambda line: not line.startswith(_WARNING))
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Returns at most `MOST_LINES` lines. The last one says how many are left out."""
+    if len(lines) <= MOST_LINES:
+        return list(lines)
+    left = len(lines) - MOST_LINES + 1
+    return [
+        *lines[: MOST_LINES - 1],
+        f"{left} more findings about the data: `collapipe train --dry-run` prints them",
+    ]
+
+
+def refuse_warnings(job: JobConfig, lines: Iterable[str]) -> None:
+    """Raises `InvalidInputError` if `data.strict` is set and there is a warning.
+
+    Args:
+        lines: Findings as text.
+    """
+    warnings = [line for line in lines if line.startswith(_WARNING)]
+    if job.data.strict and warnings:
+        listed = "\n".join(shortened([line.removeprefix(_WARNING) for line in warnings]))
+        raise InvalidInputError(
+            f"--strict (data.strict) makes warnings about the data errors, and there are {len(warnings)}: correct the data, or leave "
+            f"it out:\n{listed}"
+        )
+
+
+def alike_labels(labels: Iterable[str]) -> list[list[str]]:
+    """Returns the groups of labels that differ only in case, blanks or the way of writing, each sorted."""
+    groups: dict[str, list[str]] = {}
+    for label in sorted(labels):
+        groups.setdefault(folded(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def folded(text: str) -> str:
+    """Returns a text without what readers overlook: case, kinds and numbers of blanks, invisible characters, forms of letters."""
+    text = unicodedata.normalize("NFKC", text).casefold()
+    text = " ".join("".join(c for c in text if unicodedata.category(c) != "Cf").split())
+    return repr(float(text)) if _NUMBER.fullmatch(text) else text
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number} {what if number == 1 else _plural(what)}"
+
+
+def _plural(what: str) -> str:
+    return f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+
+
+def say_some(names: Sequence[str]) -> str:
+    """Writes a list of names, of which a long one is cut."""
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:
+    """Returns the classes of labels: for ner, the types of entities."""
+    if job.task.kind == "ner":
+        return {label[2:] for label in labels if label != "O"}
+    return set(labels)

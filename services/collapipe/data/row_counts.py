@@ -1,0 +1,98 @@
+"""Counts what is in the rows that one cluster reads. Only hashes of texts are kept, and only until all rows are counted."""
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts
+from collapipe.data.rows import Row, TaggedRow
+from collapipe.job import LABELLING_TASKS
+
+_LETTERS_LOOKED_AT = 12
+
+
+def count_rows(
+    kind: str,
+    sources: Sequence[SourceFacts],
+    train: Iterable[Row],
+    held_out: Iterable[Row],
+    left_out: Sequence[Row] = (),
+) -> DataFacts:
+    """Counts the rows that one cluster reads.
+
+    Args:
+        kind: The kind of the task.
+        sources: The facts of the files, that of the training rows first.
+        left_out: Training rows behind `data.max_rows`.
+    """
+    trained, measured = _Counter(kind), _Counter(kind)
+    for row in train:
+        trained.add(row)
+    shared = Counted()
+    for row in held_out:
+        if measured.add(row) in trained.labels_of_texts:
+            shared.add(row.place)
+    lost = {name for row in left_out for name in class_names(row)}
+    return DataFacts(
+        kind,
+        sources,
+        trained.facts,
+        measured.facts,
+        shared,
+        num_left_out=len(left_out),
+        lost_labels=lost - trained.facts.labels.keys() if kind in LABELLING_TASKS else (),
+    )
+
+
+def class_names(row: Row) -> list[str]:
+    """Returns the class of a row; for ner, the type of each entity."""
+    if isinstance(row, TaggedRow):
+        return [tag[2:] for tag in row.labels if tag.startswith("B-")]
+    return list(row.labels)
+
+
+class _Counter:
+    def __init__(self, kind: str) -> None:
+        self.facts = RowFacts()
+        self.labels_of_texts: dict[int, int] = {}
+        """The hash of the labels that each text had first, by the hash of the text."""
+        self._kind = kind
+
+    def add(self, row: Row) -> int:
+        """Counts a row, and returns the hash of its texts."""
+        facts, kind = self.facts, self._kind
+        facts.num_rows += 1
+        if kind == "causal_lm" and not row.texts[0].strip():
+            facts.blank.add(row.place)
+            return -1
+        text = _hash(*(" ".join(text.split()).casefold() for text in row.texts))
+        labels = _hash(*row.labels) if kind in LABELLING_TASKS else 0
+        if text not in self.labels_of_texts:
+            self.labels_of_texts[text] = labels
+        elif self.labels_of_texts[text] == labels:
+            facts.repeated.add(row.place)
+        else:
+            facts.contradicting.add(row.place)
+        if kind in LABELLING_TASKS:
+            for name in class_names(row):
+                facts.labels[name] += 1
+                facts.label_places.setdefault(name, row.place)
+        if kind == "translation":
+            source, target = row.texts
+            if source.strip() == target.strip() and " " in source.strip():
+                facts.untranslated.add(row.place)
+            if script := _script(target):
+                facts.scripts.setdefault(script, Counted()).add(row.place)
+        return text
+
+
+def _hash(*parts: str) -> int:
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _script(text: str) -> str:
+    """Returns the alphabet of most of the first letters, such as "Latin"; "" without a letter."""
+    letters = [c for c in text[: 4 * _LETTERS_LOOKED_AT] if c.isalpha()][:_LETTERS_LOOKED_AT]
+    names = [unicodedata.name(letter, "").partition(" ")[0] for letter in letters]
+    return max(sorted(set(names)), key=names.count, default="").capitalize()

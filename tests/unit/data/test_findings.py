@@ -1,0 +1,225 @@
+"""What is counted in the data of a job becomes findings, each with its place, and warnings stop a strict job."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collapipe.data.cluster_rows import check_data
+from collapipe.data.findings import (
+    MOST_LINES,
+    Finding,
+    alike_labels,
+    find,
+    folded,
+    in_order,
+    shortened,
+)
+from collapipe.data.row_counts import count_rows
+from collapipe.data.rows import Row, TaggedRow
+from collapipe.data.sources import SourceFacts
+from collapipe.errors import InvalidInputError
+from collapipe.job import JobConfig
+
+TRAIN = [(f"text {number}", "pn"[number % 2]) for number in range(40)]
+HELD_OUT = [(f"other {number}", "pn"[number % 2]) for number in range(120)]
+Pairs = Sequence[tuple[str, str]]
+
+
+def rows_of(file: str, pairs: Pairs) -> list[Row]:
+    return [Row(file, line, (text,), (label,)) for line, (text, label) in enumerate(pairs, 1)]
+
+
+def findings(train: Pairs, held_out: Pairs) -> list[Finding]:
+    sources = [SourceFacts("train"), SourceFacts("held-out")]
+    rows = rows_of("train", train), rows_of("held-out", held_out)
+    return find(count_rows("classification", sources, *rows))
+
+
+def warnings(train: Pairs, held_out: Pairs) -> list[Finding]:
+    return [each for each in findings(train, held_out) if each.severity == "warning"]
+
+
+def test_plain_data_has_only_a_note_with_the_number_of_rows_of_each_label() -> None:
+    [note] = findings(TRAIN, HELD_OUT)
+    assert (note.severity, note.place) == ("note", "train")
+    assert note.what.endswith(": p 20, n 20")
+
+
+def test_at_most_20_labels_are_listed_the_largest_first() -> None:
+    pairs = [
+        (f"{label} {number}", f"l{label:02}") for label in range(30) for number in range(label)
+    ]
+    [note] = findings(pairs, [])
+    listed = note.what.rpartition(": ")[2].split(", ")
+    assert listed == [*(f"l{label:02} {label}" for label in range(29, 9, -1)), "..."]
+    assert " 29 labels" in note.what
+
+
+@pytest.mark.parametrize(
+    "text", ["text 7", " text  7 ", "TEXT 7", "text\u00a07"], ids=["same", "blanks", "case", "NBSP"]
+)
+def test_held_out_row_that_is_a_training_row_is_named(text: str) -> None:
+    [leak] = warnings(TRAIN, [*HELD_OUT, (text, "n")])
+    assert leak.place == "held-out:121" and "1 of 121 held-out rows" in leak.what
+
+
+def test_pair_is_shared_only_if_both_texts_are() -> None:
+    pairs = [Row("train", 1, ("a b", "c d"), ())], [Row("test", 1, ("a b", "e f"), ())]
+    facts = count_rows("translation", [SourceFacts("train")], *pairs)
+    assert facts.shared.number == 0
+
+
+def test_repeated_rows_are_a_note_and_contradicting_ones_a_warning() -> None:
+    repeated, *_ = findings([*TRAIN, *TRAIN[3:5]], HELD_OUT)
+    assert (repeated.severity, repeated.place) == (
+        "note",
+        "train:41",
+    ) and "2 of 42" in repeated.what
+    [other] = warnings([*TRAIN, ("text 3", "p")], HELD_OUT)
+    assert other.place == "train:41"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Pos", "pos"),
+        ("card arrival", "card\u00a0arrival"),
+        ("card arrival", "card  arrival"),
+        ("pos", "pos\u200b"),
+        ("fine", "\ufb01ne"),
+        ("1", "1.0"),
+        ("01", "1"),
+    ],
+)
+def test_labels_that_look_alike_are_named_with_their_numbers(one: str, other: str) -> None:
+    [found] = warnings([*TRAIN, ("a", one), ("b", one), ("c", other)], HELD_OUT)
+    assert f"{one!r} (2 rows, train:41)" in found.what
+    assert f"{other!r} (1 row, train:43)" in found.what
+
+
+def test_label_of_a_held_out_row_may_look_like_one_of_a_training_row() -> None:
+    [found] = warnings(TRAIN, [*HELD_OUT, ("a", "P")])
+    assert "'P' (1 row, held-out:121)" in found.what
+
+
+@pytest.mark.parametrize(
+    "labels", [["-1", "1"], ["1234567", "1234568"], ["a b", "ab"], ["a-b", "a_b"], ["", "0"]]
+)
+def test_labels_that_differ_in_more_are_not_alike(labels: list[str]) -> None:
+    assert alike_labels(labels) == []
+    assert folded("\u00c4 B") == folded("a\u0308  b")
+
+
+def test_entities_are_counted_by_type() -> None:
+    tags = ("B-x", "I-x", "B-y", "O", "B-x")
+    row = TaggedRow("train", 1, ("a b c d e",), tags, tuple("abcde"))
+    [note] = find(count_rows("ner", [SourceFacts("train")], [row], []))
+    assert note.what.endswith(": x 2, y 1")
+
+
+def test_translations_that_are_their_source_or_in_other_letters_are_named() -> None:
+    rows = [
+        Row("train", line, (f"a river {line}", f"ein Fluss {line}"), ()) for line in range(1, 9)
+    ]
+    rows += [Row("train", 9, ("a river", "a river"), ()), Row("train", 10, ("a b", "река"), ())]
+    found = find(count_rows("translation", [SourceFacts("train")], rows, []))
+    same, script = [each for each in found if each.severity == "warning"]
+    assert (same.place, script.place) == ("train:9", "train:10")
+    assert "Cyrillic" in script.what
+
+
+def test_blank_texts_of_a_language_model_are_counted() -> None:
+    rows = [Row("train", line, (text,), ()) for line, text in enumerate(["a", "", " "], 1)]
+    [note] = find(count_rows("causal_lm", [SourceFacts("train")], rows, []))
+    assert note.place == "train:2" and note.what.startswith("2 ")
+
+
+def test_labels_that_the_limit_of_rows_leaves_out_are_named() -> None:
+    rows = rows_of("train", [*TRAIN, ("a", "late"), ("b", "n")])
+    facts = count_rows("classification", [SourceFacts("train")], rows[:40], [], rows[40:])
+    [found] = [each for each in find(facts) if each.severity == "warning"]
+    assert found.place == "data.max_rows" and found.what.endswith(": late")
+
+
+def test_warnings_come_first_and_at_most_ten_lines_are_shown() -> None:
+    note, warning = Finding("note", "a", "b"), Finding("warning", "a", "c", "do d")
+    assert in_order([note, warning, note]) == [warning, note]
+    assert str(warning) == "warning: a: c: do d"
+    lines = [str(number) for number in range(25)]
+    assert shortened(lines[:10]) == lines[:10]
+    *first, rest = shortened(lines)
+    assert first == lines[:9] and rest.startswith("16 ") and MOST_LINES == 10
+
+
+# --- whole jobs
+
+
+Write = Callable[[str, Pairs], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, pairs: Pairs) -> str:
+        lines = [json.dumps({"text": text, "label": label}) for text, label in pairs]
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write_file
+
+
+def job_of(clusters: int = 1, **data: Any) -> JobConfig:
+    document = {
+        "clusters": clusters,
+        "task": {"kind": "classification"},
+        "data": data,
+        "training": {"mini_batch": 4},
+        "schedule": {"num_micro_batches": 2},
+    }
+    return JobConfig.from_dict(document, "job")
+
+
+def test_strict_job_is_refused_for_a_warning_and_not_for_a_note(write: Write) -> None:
+    good = {"train": write("a.jsonl", [*TRAIN, TRAIN[0]]), "held_out": write("b.jsonl", HELD_OUT)}
+    assert {each.severity for each in check_data(job_of(strict=True, **good))} == {"note"}
+    bad = {**good, "held_out": write("c.jsonl", [*HELD_OUT, TRAIN[0]])}
+    [first, *_] = check_data(job_of(**bad))
+    assert (first.severity, first.place) == ("warning", f"{bad['held_out']}:121")
+    with pytest.raises(InvalidInputError, match=r"data\.strict.* 1: (.|\n)*c\.jsonl:121"):
+        check_data(job_of(strict=True, **bad))
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_link_to_the_training_file_is_refused_as_held_out_file(
+    write: Write, tmp_path: Path, link: Callable[[str, str], None]
+) -> None:
+    train, held_out = write("a.jsonl", TRAIN), str(tmp_path / "b.jsonl")
+    link(train, held_out)
+    with pytest.raises(InvalidInputError, match=r"both data\.train and data\.held_out"):
+        check_data(job_of(train=train, held_out=held_out))
+
+
+def test_copy_of_the_training_file_is_a_warning(write: Write) -> None:
+    pairs = TRAIN * 3
+    data = {"train": write("a.jsonl", pairs), "held_out": write("b.jsonl", pairs)}
+    [leak] = [each for each in check_data(job_of(**data)) if each.severity == "warning"]
+    assert "120 of 120 held-out rows" in leak.what
+
+
+def test_rows_that_are_all_of_their_own_label_are_refused(write: Write) -> None:
+    data = {"train": write("a.jsonl", [(f"text {n}", f"label {n}") for n in range(40)])}
+    with pytest.raises(InvalidInputError, match=r"a\.jsonl: each of the 40 .*label_column"):
+        check_data(job_of(**data))
+
+
+def test_files_of_clusters_are_told_together(write: Write) -> None:
+    files = [write("a.jsonl", TRAIN), write("b.jsonl", TRAIN[:8])]
+    data = {"train": files, "held_out": write("c.jsonl", [("x", "p"), ("y", "z")])}
+    found = [str(each) for each in check_data(job_of(clusters=2, **data))]
+    [unknown] = [each for each in found if f"label z ({data['held_out']}:2)" in each]
+    [few] = [each for each in found if "only 2 rows" in each]
+    assert sum(" 2 labels" in each for each in found) == 2
+    assert [each.startswith("warning: ") for each in (unknown, few)] == [True, True]
