@@ -31,28 +31,25 @@ _TEXTS = (
         "input",
     ),
     *("message", "passage", "post", "query", "question", "review", "sentence", "sms", "story"),
-    *("text", "title", "tweet", "utterance"),
+    *("title", "tweet", "utterance"),
 )
 _USUAL: Mapping[str, Mapping[str, Sequence[str]]] = {
     "classification": {
         "text_column": _TEXTS,
         "label_column": (
-            *("category", "class", "emotion", "intent", "label", "labels", "sentiment", "target"),
-            *("tag", "topic", "y"),
+            *("category", "class", "emotion", "intent", "labels", "sentiment", "tag", "target"),
+            *("topic", "y"),
         ),
     },
-    "ner": {
-        "text_column": ("text", "sentence", "token", "word"),
-        "label_column": ("label", "labels", "ner", "tag"),
-    },
+    "ner": {"text_column": ("sentence", "token", "word"), "label_column": ("labels", "ner", "tag")},
     "translation": {"source_column": ("src",), "target_column": ("tgt", "trg")},
     "causal_lm": {"text_column": _TEXTS},
     "instruction": {
-        "prompt_column": ("prompt", "instruction", "query", "input"),
-        "completion_column": ("completion", "output", "reply"),
+        "prompt_column": ("instruction", "query", "input"),
+        "completion_column": ("output", "reply"),
     },
 }
-"""Names that are taken, too, if exactly one column has one of them, in any case. The output says so."""
+"""Names that are taken, too, if exactly one column has one of them, or one of the names above, in any case. The output says so."""
 _FEW_VALUES = 0.5
 """A column with fewer different values than this share of its values is no text."""
 
@@ -89,7 +86,8 @@ def settle_columns(
     for setting, usual in _USUAL[kind].items():
         if setting not in found and _is_default(setting, data):
             left = [name for name in names if name not in (found | guessed).values()]
-            alike = [name for name in left if name.strip().casefold() in usual]
+            able = {getattr(data, setting), *_KNOWN[kind][setting], *usual}
+            alike = [name for name in left if name.strip().casefold() in able]
             # What else there is may belong to a prompt.
             if len(alike) == 1 and (kind != "instruction" or len(names) == 2):
                 guessed[setting] = alike[0]

@@ -684,6 +684,23 @@ def test_two_columns_with_usual_names_are_not_guessed(tmp_path: Path) -> None:
         open_text(tmp_path, "a.csv", content).read()
 
 
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("instruction", ("Question", "Answer")),
+        ("instruction", ("Prompt", "Completion")),
+        ("translation", ("EN", "DE")),
+        ("translation", ("Source", "tgt")),
+        ("causal_lm", ("Text",)),
+    ],
+)
+def test_names_in_another_case_are_the_same(
+    tmp_path: Path, kind: str, columns: tuple[str, ...]
+) -> None:
+    record = dict(zip(columns, ("one", "two"), strict=False))
+    assert list(read_record(tmp_path, kind, record)) == list(record.values())
+
+
 def test_prompt_is_not_guessed_beside_what_may_belong_to_it(tmp_path: Path) -> None:
     row = {"instruction": "sum", "output": "3"}
     assert read_record(tmp_path, "instruction", row) == ("sum", "3")
