@@ -678,6 +678,12 @@ def test_line_that_is_no_csv_does_not_hide_the_columns_that_are_missing(tmp_path
         open_text(tmp_path, "a.csv", content).read()
 
 
+def test_column_of_few_values_is_not_taken_as_text_for_its_usual_name(tmp_path: Path) -> None:
+    content = csv_of({"title": CLASSES, "remark": TEXTS, "class": CLASSES})
+    with pytest.raises(InvalidInputError, match=r"text_column=remark "):
+        open_text(tmp_path, "a.csv", content).read()
+
+
 def test_two_columns_with_usual_names_are_not_guessed(tmp_path: Path) -> None:
     content = csv_of({"title": TEXTS, "body": TEXTS, "class": CLASSES})
     with pytest.raises(InvalidInputError, match="has no column 'text'"):
