@@ -1,5 +1,6 @@
 """ControlUnitService: loads data, runs rounds, and uses trained models."""
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
 from typing import Generic, Protocol, TypeVar
@@ -33,6 +34,7 @@ from collapipe.weights.transfer import fetch_vocabulary
 M = TypeVar("M")
 M_co = TypeVar("M_co", covariant=True)
 
+_log = logging.getLogger(__name__)
 _WAITING = "the previous attempt to end"
 
 _EVALUATED = "evaluated"
@@ -89,6 +91,9 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                     f"the data of job {request.job.job_id} are not kept: a later call loads the data of this cluster"
                 )
             self._tasks = {request.job.job_id: task}
+            findings = [str(finding) for finding in in_order(task.findings)]
+            for finding in findings:
+                _log.info("%s", finding)
             digest = store.put_bytes(task.vocabulary)
             self._hide(request.job, digest)
             emit(
@@ -101,7 +106,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                         control_unit_pb2.HeldOutLabel(label=label, place=place)
                         for label, place in task.held_out_labels.items()
                     ],
-                    notes=[str(finding) for finding in in_order(task.findings)],
+                    # Counts of rows would tell more than the account of a private job says.
+                    notes=[] if job.privacy.is_on else findings,
                     num_first_rows=task.num_first,
                     num_long_rows=task.num_long_rows,
                     num_long_held_out_rows=task.num_long_held_out_rows,

@@ -1,7 +1,7 @@
 """The training rows and held-out rows of one cluster."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -256,7 +256,7 @@ def check_data(job: JobConfig) -> list[Finding]:
     known: set[str] = set()
     places: dict[str, str] = {}
     num_train = num_held_out = 0
-    findings: list[Finding] = []
+    findings = list(_repeated_files(job))
     for cluster_index in range(job.clusters):
         if is_shared and len(labels) > 1:
             break  # The first clusters have shown all rows.
@@ -344,9 +344,27 @@ def _open(job: JobConfig, name: str | None) -> RowSource:
     return open_file(name, kind, data)
 
 
-def _is_same_file(train: str, held_out: str | None) -> bool:
-    """Returns whether two names are those of the same file, perhaps by a link."""
-    if held_out is None:
+def _is_same_file(one: str, other: str | None) -> bool:
+    """Returns whether two names are those of the same file, perhaps by a link, or of the same parallel files."""
+    if other is None:
         return False
-    one, other = Path(train), Path(held_out)
-    return one == other or (one.exists() and other.exists() and one.samefile(other))
+    names, other_names = ([name.strip() for name in each.split(",")] for each in (one, other))
+    pairs = zip(map(Path, names), map(Path, other_names), strict=False)
+    return len(names) == len(other_names) and all(
+        a == b or (a.exists() and b.exists() and a.samefile(b)) for a, b in pairs
+    )
+
+
+def _repeated_files(job: JobConfig) -> Iterator[Finding]:
+    """Warns of files that several clusters have, which count that often in the average."""
+    files = job.data.train if isinstance(job.data.train, list) else []
+    indices: dict[tuple[Path, ...], int] = {}
+    for index, name in enumerate(files):
+        first = indices.setdefault(tuple(Path(p.strip()).resolve() for p in name.split(",")), index)
+        if first < index:
+            yield Finding(
+                "warning",
+                name,
+                f"clusters {first} and {index} both train on this file",
+                "give each cluster rows of its own, or one file for all as data.train",
+            )

@@ -31,28 +31,27 @@ _TEXTS = (
         "input",
     ),
     *("message", "passage", "post", "query", "question", "review", "sentence", "sms", "story"),
-    *("text", "title", "tweet", "utterance"),
+    *("title", "tweet", "utterance"),
 )
 _USUAL: Mapping[str, Mapping[str, Sequence[str]]] = {
     "classification": {
         "text_column": _TEXTS,
         "label_column": (
-            *("category", "class", "emotion", "intent", "label", "labels", "sentiment", "target"),
-            *("tag", "topic", "y"),
+            *("category", "class", "emotion", "intent", "labels", "sentiment", "tag", "target"),
+            *("topic", "y"),
         ),
     },
-    "ner": {
-        "text_column": ("text", "sentence", "token", "word"),
-        "label_column": ("label", "labels", "ner", "tag"),
-    },
+    "ner": {"text_column": ("sentence", "token", "word"), "label_column": ("labels", "ner", "tag")},
     "translation": {"source_column": ("src",), "target_column": ("tgt", "trg")},
     "causal_lm": {"text_column": _TEXTS},
     "instruction": {
-        "prompt_column": ("prompt", "instruction", "query", "input"),
-        "completion_column": ("completion", "output", "reply"),
+        "prompt_column": ("instruction", "query", "input"),
+        "completion_column": ("output", "reply"),
     },
 }
-"""Names that are taken, too, if exactly one column has one of them, in any case. The output says so."""
+"""Names that are taken, too, if exactly one column has one of them, or one of the names above, in any case. The output says so."""
+_ANSWERS = ("label_column", "completion_column")
+"""Settings of columns that may have few values."""
 _FEW_VALUES = 0.5
 """A column with fewer different values than this share of its values is no text."""
 
@@ -89,10 +88,13 @@ def settle_columns(
     for setting, usual in _USUAL[kind].items():
         if setting not in found and _is_default(setting, data):
             left = [name for name in names if name not in (found | guessed).values()]
-            alike = [name for name in left if name.strip().casefold() in usual]
+            able = {getattr(data, setting), *_KNOWN[kind][setting], *usual}
+            alike = [name for name in left if name.strip().casefold() in able]
             # What else there is may belong to a prompt.
             if len(alike) == 1 and (kind != "instruction" or len(names) == 2):
                 guessed[setting] = alike[0]
+    few = _of_few_values(sample()) if guessed else []
+    guessed = {key: name for key, name in guessed.items() if key in _ANSWERS or name not in few}
     found |= guessed
     if len(found) < len(_KNOWN[kind]):
         raise _missing_columns(names, found, kind, data, place, sample())
@@ -145,17 +147,23 @@ def _likely(
     setting: str, wanted: str, names: Sequence[str], values: Mapping[str, Sequence[Any]]
 ) -> str | None:
     """Returns the column that a setting may mean. A column of few values is a label, and no text."""
-    counted = {
-        name: (len(set(map(str, each))) / len(each), sum(len(str(value)) for value in each))
-        for name, each in values.items()
-        if name in names and len(each) > 1
-    }
-    few = [name for name, (share, _) in counted.items() if share < _FEW_VALUES]
-    is_label = setting == "label_column"
-    able = list(names) if is_label else [name for name in names if name not in few]
+    few = [name for name in _of_few_values(values) if name in names]
+    is_answer = setting in _ANSWERS
+    able = [name for name in names if is_answer or name not in few]
     near = difflib.get_close_matches(wanted, able, n=1)
     if near or len(able) == 1:
         return (near or able)[0]
-    if is_label:
+    if is_answer:
         return few[0] if len(few) == 1 else None
-    return max(counted.keys() & set(able), key=lambda name: counted[name][1], default=None)
+    lengths = {name: sum(map(len, map(str, values[name]))) for name in able if name in values}
+    has_rows = any(len(each) > 1 for each in values.values())
+    return max(lengths, key=lambda name: lengths[name], default=None) if has_rows else None
+
+
+def _of_few_values(values: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Returns the columns that have few different values."""
+    return [
+        name
+        for name, each in values.items()
+        if len(each) > 1 and len(set(map(str, each))) < _FEW_VALUES * len(each)
+    ]

@@ -299,11 +299,14 @@ class CsvFile(FileRows):
 
     def _sample(self, names: Sequence[str], below: Sequence[str]) -> Mapping[str, Sequence[Any]]:
         """Returns values of the columns in some lines."""
-        texts = [f"{text}\n" for text in below[:_NUM_SAMPLES]]
-        rows = [
-            row for row in csv.reader(texts, delimiter=self._separator) if len(row) == len(names)
-        ]
-        return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+        rows: list[list[str]] = []
+        for text in below[:_NUM_SAMPLES]:
+            try:
+                rows += csv.reader([text], delimiter=self._separator)
+            except csv.Error:
+                continue
+        whole = [row for row in rows if len(row) == len(names)]
+        return dict(zip(names, zip(*whole, strict=True), strict=True)) if whole else {}
 
     def _row(self, cells: list[str], line: int) -> Row:
         if len(cells) != len(self._header):

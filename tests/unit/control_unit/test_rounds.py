@@ -76,6 +76,18 @@ def test_late_data_do_not_replace_those_of_the_next_job(
     assert cluster.losses == train_job(job).losses[0]
 
 
+@pytest.mark.parametrize("is_private", [False, True])
+def test_counts_of_rows_of_a_private_job_are_not_told(
+    make_cluster: MakeCluster, tmp_path: Path, is_private: bool
+) -> None:
+    privacy = {"privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0}} if is_private else {}
+    job = make_job(tmp_path, **privacy)
+    request = PrepareDataRequest(job=JobSpec(job_id="job", config_json=job.to_json()))
+    *_, answer = make_cluster(job).control_unit().PrepareData(request, timeout=SECONDS)
+    assert (answer.num_rows, answer.num_first_rows) == (21, 0)
+    assert bool(answer.notes) == (not is_private)
+
+
 @pytest.mark.parametrize(
     ("clip_norm", "order"),
     [

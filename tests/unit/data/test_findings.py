@@ -202,6 +202,33 @@ def test_link_to_the_training_file_is_refused_as_held_out_file(
         check_data(job_of(train=train, held_out=held_out))
 
 
+@pytest.mark.parametrize("is_held_out", [True, False])
+def test_parallel_files_are_those_of_the_training_if_both_are(
+    tmp_path: Path, is_held_out: bool
+) -> None:
+    for name in ("a.en", "a.de", "b.en"):
+        (tmp_path / name).write_text("".join(f"{name} row {n}\n" for n in range(40)), "utf-8")
+    held_out = ["a.en" if is_held_out else "b.en", "a.de"]
+    data = {
+        "train": f"{tmp_path}/a.en,{tmp_path}/a.de",
+        "held_out": ", ".join(f"{tmp_path}/{name}" for name in held_out),
+    }
+    job = job_of(**data)
+    job = job.model_copy(update={"task": job.task.model_copy(update={"kind": "translation"})})
+    if not is_held_out:
+        assert all("training rows" not in each.what for each in check_data(job))
+        return
+    with pytest.raises(InvalidInputError, match=r"both data\.train and data\.held_out"):
+        check_data(job)
+
+
+def test_file_that_two_clusters_have_is_a_warning(write: Write) -> None:
+    train = write("a.jsonl", TRAIN)
+    job = job_of(2, train=[train, train], held_out=write("b.jsonl", HELD_OUT))
+    [found] = [each for each in check_data(job) if each.severity == "warning"]
+    assert found.place == train and "clusters 0 and 1" in found.what
+
+
 def test_copy_of_the_training_file_is_a_warning(write: Write) -> None:
     pairs = TRAIN * 3
     data = {"train": write("a.jsonl", pairs), "held_out": write("b.jsonl", pairs)}

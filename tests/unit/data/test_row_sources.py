@@ -687,10 +687,39 @@ def test_column_of_few_values_is_never_offered_as_text(
         source.read()
 
 
+def test_line_that_is_no_csv_does_not_hide_the_columns_that_are_missing(tmp_path: Path) -> None:
+    content = csv_of({"what": TEXTS, "which": CLASSES}) + "a\rb,lost\n"
+    with pytest.raises(InvalidInputError, match=r"text_column=what .*label_column=which"):
+        open_text(tmp_path, "a.csv", content).read()
+
+
+def test_column_of_few_values_is_not_taken_as_text_for_its_usual_name(tmp_path: Path) -> None:
+    content = csv_of({"title": CLASSES, "remark": TEXTS, "class": CLASSES})
+    with pytest.raises(InvalidInputError, match=r"text_column=remark "):
+        open_text(tmp_path, "a.csv", content).read()
+
+
 def test_two_columns_with_usual_names_are_not_guessed(tmp_path: Path) -> None:
     content = csv_of({"title": TEXTS, "body": TEXTS, "class": CLASSES})
     with pytest.raises(InvalidInputError, match="has no column 'text'"):
         open_text(tmp_path, "a.csv", content).read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [
+        ("instruction", ("Question", "Answer")),
+        ("instruction", ("Prompt", "Completion")),
+        ("translation", ("EN", "DE")),
+        ("translation", ("Source", "tgt")),
+        ("causal_lm", ("Text",)),
+    ],
+)
+def test_names_in_another_case_are_the_same(
+    tmp_path: Path, kind: str, columns: tuple[str, ...]
+) -> None:
+    record = dict(zip(columns, ("one", "two"), strict=False))
+    assert list(read_record(tmp_path, kind, record)) == list(record.values())
 
 
 def test_prompt_is_not_guessed_beside_what_may_belong_to_it(tmp_path: Path) -> None:
