@@ -31,7 +31,10 @@ def predict(
     job: JobArgument,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to answer. Without one, each line of standard input is a text."),
+        typer.Argument(
+            help="Texts to answer, as they are. For instruction, a JSON list of messages is a chat. Without one, each line of standard "
+            "input is a text."
+        ),
     ] = None,
     *,
     data: Annotated[

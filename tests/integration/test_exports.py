@@ -197,8 +197,14 @@ def test_fresh_process_with_the_library_alone_answers_as_the_services(
     options: dict[str, Any] = {}  # The export of a translator has its own.
     if kind in LANGUAGE_TASKS:
         options = {"max_new_tokens": 12, "do_sample": False}
+    notes: list[str] = []
+
+    def take_note(event: Any) -> None:
+        if event.HasField("data_note"):
+            notes.append(event.data_note.message)
+
     with testbed.client() as client:
-        job_id = run_job(testbed, job).job_id
+        job_id = run_job(testbed, job, on_event=take_note).job_id
         client.export(job_id, tmp_path / "export", merged=True)
         evaluation = client.find_job(job_id).evaluation
         tokens: list[list[int]] = [[] for _ in texts]
@@ -206,6 +212,8 @@ def test_fresh_process_with_the_library_alone_answers_as_the_services(
         for piece in client.predict(job_id, texts, max_new_tokens=options.get("max_new_tokens")):
             tokens[piece.text_index] += piece.tokens
             answers[piece.text_index] += piece.text
+    told = [note for note in notes if "labelling layer" in note]
+    assert len(told) == (origin == "labels")
     asked = [str(tmp_path / "export"), AUTO[kind].__name__, texts, options]
     read = subprocess.run(
         [sys.executable, "-c", READER],

@@ -80,7 +80,8 @@ def _load_into(model: "PreTrainedModel", adapter: "ModelAdapter", pretrained: st
     read = adapter.read_pretrained(directory, own)
     weights = {name: tensor for name, tensor in read.items() if name in own}
     for name, tensor in weights.items():
-        if not tensor.isfinite().all():
+        # Both are NaN if a value is. Unlike a tensor of flags, they take no memory.
+        if not torch.stack(tensor.aminmax()).isfinite().all():
             raise InvalidInputError(
                 f"{directory}: {name} has a value that is not finite (NaN or infinity): copy the directory again, or use "
                 "another model"
