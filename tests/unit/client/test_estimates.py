@@ -82,7 +82,10 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
     [estimate] = answer["estimates"]
     blocks = [host["num_blocks"] for host in estimate["clusters"][0]["hosts"]]
     assert blocks == [0, 2, 2, 0]
-    assert estimate["notes"] == ["40 training rows, 2 held-out rows, 2 labels"]
+    rows, passes, lengths = estimate["notes"]
+    assert rows == "40 training rows, 2 held-out rows, 2 labels"
+    assert " times the 40 training rows" in passes
+    assert re.search(r" \d tokens", lengths) and "task.max_length = 64" in lengths
     *_, unknown = estimate["warnings"]
     assert f"label c ({tmp_path}/test.csv:3)" in unknown
     assert {path.name for path in tmp_path.iterdir()} == {"rows.csv", "test.csv"}
