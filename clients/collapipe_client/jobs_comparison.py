@@ -1,7 +1,7 @@
 """Compares jobs, by what the scheduler has recorded of them."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ class _Point:
     loss: float | None
     metric: float | None
     """Of the last evaluation until then."""
+    other_metrics: Mapping[str, float]
+    """Of the same evaluation."""
 
 
 class _Record:
@@ -34,14 +36,17 @@ class _Record:
         self.metric_name = (self.job["evaluation"] or {}).get("metric", "")
         self.points: list[_Point] = []
         seconds, metric, last = 0.0, None, 0
+        others: Mapping[str, float] = {}
         for each in self.rounds:
             # The rounds that are left out before it took about as long.
             seconds += (each.get("seconds") or 0.0) * (each["round"] - last)
             last = each["round"]
-            metric = each.get("metrics", {}).get(self.metric_name, metric)
+            if each.get("metrics"):
+                metric = each["metrics"].get(self.metric_name, metric)
+                others = {k: v for k, v in each["metrics"].items() if k != self.metric_name}
             losses = [loss for loss in each.get("losses", ()) if loss is not None]
             loss = statistics.mean(losses) if losses else None
-            self.points.append(_Point(each["round"], seconds, loss, metric))
+            self.points.append(_Point(each["round"], seconds, loss, metric, others))
 
     def document(self) -> dict[str, Any]:
         """Returns the values of the job alone. Times and bytes of a round are medians over its rounds."""
@@ -140,6 +145,9 @@ def say_comparison(document: dict[str, Any]) -> None:
         for moment, each in reached:
             if any(value is not None for value in each[key]):
                 table.add_row(f"{name} {moment}", *map(_digits, each[key]))
+    for each in document["at_rounds"][-1:]:
+        for name, measured in each["other_metrics"].items():
+            table.add_row(f"{name} after round {each['round']}", *map(_digits, measured))
     for key, values in document["settings"].items():
         table.add_row(key, *("not set" if value is None else str(value) for value in values))
     print_table(table)
@@ -148,8 +156,13 @@ def say_comparison(document: dict[str, Any]) -> None:
 
 
 def _reached(points: Sequence[_Point | None]) -> dict[str, Any]:
+    names = sorted({name for point in points if point for name in point.other_metrics})
     return {
         "loss": [point.loss if point else None for point in points],
+        "other_metrics": {
+            name: [point.other_metrics.get(name) if point else None for point in points]
+            for name in names
+        },
         "metric": [point.metric if point else None for point in points],
     }
 

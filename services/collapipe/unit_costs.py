@@ -8,7 +8,7 @@ class _Counted(BaseModel):
 
 
 class UnitCost(_Counted):
-    """One unit. Operations and kept bytes are those of one sample."""
+    """One unit. Operations and kept bytes are those of one sample. Kept bytes are those of the longest one."""
 
     weights_bytes: int
     """Size of the trained weights, as the unit pushes them."""
@@ -41,6 +41,8 @@ class ModelCosts(_Counted):
     """What the data of the job is, or what was assumed because it is not here."""
     num_rows: tuple[int, ...] = ()
     """Training rows of each cluster; empty if the data is not here."""
+    padded_length: int | None = None
+    """Mean tokens of a training row with its padding, for which operations are counted. `None` if the data is not here."""
 
 
 def activation_bytes(hidden_size: int, max_length: int, value_bytes: int = 4) -> int:

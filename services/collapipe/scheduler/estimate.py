@@ -32,7 +32,7 @@ from collapipe.scheduler.host_registry import (
     ClusterHosts,
     JobHosts,
 )
-from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base
+from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, say_passes
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
 from collapipe.unit_costs import ModelCosts, UnitCost, activation_bytes
@@ -69,6 +69,13 @@ class Estimator:
         costs = self._model_costs(job)
         notes = costs.notes
         few = few_rows(job, costs.num_rows) if costs.num_rows else None
+        if costs.num_rows:
+            notes += (say_passes(job, costs.num_rows),)
+        if costs.padded_length:
+            notes += (
+                f"the times of computing are those of rows of {costs.padded_length} tokens, the mean with padding; memory and links "
+                f"are those of task.max_length = {job.task.max_length}",
+            )
         warnings = long_warm_up(job), random_base(job), few
         asked, given = job.num_devices(0), len(request.devices)
         if asked is not None and asked != given:

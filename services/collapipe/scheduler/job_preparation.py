@@ -20,6 +20,7 @@ from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.job_warnings import say_passes
 from collapipe.scheduler.round_problem import ModelSizes
 from collapipe.v1 import (
     control_unit_pb2,
@@ -231,11 +232,3 @@ def describe_data(
         ),
     )
     return lines_in_order([*notes, *map(str, find_in_job(job, facts, HELD_OUT_SHARE))])
-
-
-def say_passes(job: JobConfig, num_rows: Sequence[int]) -> str:
-    """Says how often the training takes each row, given the training rows of each cluster."""
-    training, num_all = job.training, sum(num_rows)
-    steps = training.rounds * training.local_steps * len(num_rows)
-    passes = steps * training.mini_batch / max(num_all, 1)
-    return f"the training takes {steps:,} steps of {training.mini_batch} rows, which is {passes:.2g} times the {num_all:,} training rows"

@@ -74,6 +74,14 @@ def few_rows(job: JobConfig, num_rows: Sequence[int]) -> JobWarning | None:
     )
 
 
+def say_passes(job: JobConfig, num_rows: Sequence[int]) -> str:
+    """Says how often the training takes each row, given the training rows of each cluster."""
+    training, num_all = job.training, sum(num_rows)
+    steps = training.rounds * training.local_steps * len(num_rows)
+    passes = steps * training.mini_batch / max(num_all, 1)
+    return f"the training takes {steps:,} steps of {training.mini_batch} rows, which is {passes:.2g} times the {num_all:,} training rows"
+
+
 class OneAnswer:
     """Looks for a model that gives all rows the same answer."""
 

@@ -7,6 +7,7 @@ with LoRA and with half blocks.
 """
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Hashable, Sequence
@@ -60,7 +61,8 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     costs: list[ModelCosts | None] = []
     for job in jobs:
         try:
-            counted = _count_job(job, labels, tokenizer, timed=timed and job is jobs[0])
+            length = told.get("padded_length", job.task.max_length)
+            counted = _count_job(job, labels, tokenizer, length, timed=timed and job is jobs[0])
             said = {
                 name: (*told.get(name, ()), *getattr(counted, name))
                 for name in ("notes", "warnings")
@@ -73,7 +75,7 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     return costs
 
 
-def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[Any, ...]]]:
+def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, Any]]:
     """Returns the labels, the tokenizer, and the fields of `ModelCosts` about the data."""
     if _has_data_here(job):
         first = load_task(job, 0, None)
@@ -106,6 +108,10 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, tuple[An
             "notes": (note, *(str(each) for each in found if each.severity != "warning")),
             "warnings": tuple(each.removeprefix("warning: ") for each in warnings),
             "num_rows": num_rows,
+            "padded_length": mean_longest(
+                [length for task in tasks for length in task.lengths],
+                job.training.mini_batch // job.schedule.num_micro_batches,
+            ),
         }
         return labels, parse_vocabulary(first.vocabulary), told
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
@@ -121,19 +127,20 @@ def _count_job(
     job: JobConfig,
     labels: Sequence[str],
     tokenizer: Tokenizer,
+    length: int,
     *,
     timed: bool,
 ) -> ModelCosts:
     config_json = create_config_json(job.model, job.task, labels, tokenizer)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
-    units = tuple(count_units(adapter, job.task))
+    units = tuple(count_units(adapter, job.task, length))
     about: list[str] = []
     if job.model.pretrained is not None and tuple(labels) != _ASSUMED_LABELS:
         about = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
     flops_per_second = None
     if timed:
         size = job.training.mini_batch // job.schedule.num_micro_batches
-        profile = profile_block(adapter, ComputeDevice(), [size], job.task.max_length)
+        profile = profile_block(adapter, ComputeDevice(), [size], length)
         flops = statistics.mean(unit.flops for unit in units[1:-1])
         flops_per_second = flops / profile.seconds_per_sample
     return ModelCosts(
@@ -147,11 +154,30 @@ def _count_job(
     )
 
 
-def count_units(adapter: ModelAdapter, task: TaskConfig) -> list[UnitCost]:
-    """Counts each unit for samples of `task.max_length` tokens. Blocks with the same tensors are built only once."""
+def mean_longest(lengths: Sequence[int], num_rows: int) -> int:
+    """Returns the mean length of the longest row among so many that are drawn, to which all of them are padded.
+
+    Each of the rows is drawn equally often, and none depends on another.
+    """
+    total, expected = len(lengths), 0.0
+    for place, length in enumerate(sorted(lengths), start=1):
+        expected += length * ((place / total) ** num_rows - ((place - 1) / total) ** num_rows)
+    return math.ceil(round(expected, 6))
+
+
+def count_units(
+    adapter: ModelAdapter, task: TaskConfig, length: int | None = None
+) -> list[UnitCost]:
+    """Counts each unit. Blocks with the same tensors are built only once.
+
+    Args:
+        length: Tokens of a sample, as far as operations are counted. The default is `task.max_length`, for which memory must
+            suffice in any case.
+    """
+    length = task.max_length if length is None else length
     path = adapter.blocks_path
     built: dict[Hashable, tuple[int, Unit | Head, int]] = {}
-    costs = [_cost(adapter, adapter.build_unit_on_meta(0)[0], _stash(adapter, 0, task), task)]
+    costs = [_cost(adapter, adapter.build_unit_on_meta(0)[0], _stash(adapter, 0, task), length)]
     for index, layer in enumerate(adapter.build_on_meta()[0].get_submodule(path).children()):
         tensors = tuple((n, p.shape, p.requires_grad) for n, p in layer.named_parameters())
         for half in range(adapter.period):
@@ -161,11 +187,11 @@ def count_units(adapter: ModelAdapter, task: TaskConfig) -> list[UnitCost]:
                 built[half, tensors] = index, unit, _stash(adapter, unit_index, task)
             alike, unit, stash_bytes = built[half, tensors]
             names = (f"{path}.{alike}.", f"{path}.{index}.")
-            costs.append(_cost(adapter, unit, stash_bytes, task, names))
+            costs.append(_cost(adapter, unit, stash_bytes, length, names))
     head = adapter.num_units - 1
     return [
         *costs,
-        _cost(adapter, adapter.build_unit_on_meta(head)[0], _stash(adapter, head, task), task),
+        _cost(adapter, adapter.build_unit_on_meta(head)[0], _stash(adapter, head, task), length),
     ]
 
 
@@ -177,7 +203,7 @@ def _cost(
     adapter: ModelAdapter,
     unit: Unit | Head,
     stash_bytes: int,
-    task: TaskConfig,
+    length: int,
     renamed: tuple[str, str] = ("", ""),
 ) -> UnitCost:
     """Returns the cost of a unit on the meta device. `renamed` maps the part of names in which equal units differ."""
@@ -185,7 +211,7 @@ def _cost(
         {name.replace(*renamed, 1): tensor for name, tensor in tensors.items()}
         for tensors in divide_state(unit.state_dict(), frozen_names(unit))
     )
-    work, side = StageWork([unit], adapter.attention_size), make_side(adapter, 1, task.max_length)
+    work, side = StageWork([unit], adapter.attention_size), make_side(adapter, 1, length)
     backward = work.backward(side)
     return UnitCost(
         weights_bytes=TensorBlob(trained).total_bytes,

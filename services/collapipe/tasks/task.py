@@ -94,6 +94,11 @@ class Task(ABC, Generic[E]):
         return len(self._train)
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens of each training row, in the order of the rows."""
+        return [len(example.input_ids) for example in self._train]
+
+    @property
     def num_held_out_rows(self) -> int:
         """Number of held-out rows that this cluster evaluates."""
         return len(self._held_out)

@@ -54,6 +54,11 @@ class Translation(RowTask[PairExample]):
         source, *targets = map(token_ids, encodings)  # A question has no target.
         return PairExample(row, source, targets[0] if targets else source[:0])
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the longer sentence of each pair."""
+        return [max(len(each.input_ids), len(each.target_ids)) for each in self._train]
+
     def _labels(self, examples: Sequence[PairExample], length: int) -> IntArray:
         return padded([example.target_ids for example in examples], IGNORED)
 

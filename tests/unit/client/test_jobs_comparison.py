@@ -35,7 +35,9 @@ def record(
             "predicted_seconds": 1.0,
             "samples_per_second": 8.0,
             "losses": [loss + 1, None, loss - 1],
-            "metrics": {"accuracy": metrics[number]} if number in metrics else {},
+            "metrics": {"accuracy": metrics[number], "macro_f1": metrics[number] / 2}
+            if number in metrics
+            else {},
             "clusters": [cluster],
             "pushed_bytes": 3_000_000,
             "fetched_bytes": 1_000_000,
@@ -52,11 +54,26 @@ FAST = record("fast", 1e-3, [4.0, 5.0, 6.0, 7.0], [5.0, 3.0, 2.0, 1.0], {1: 0.2,
 def test_losses_and_metrics_are_those_after_equal_rounds_and_after_equal_time() -> None:
     document = compare_jobs([SLOW, FAST])
     assert document["at_rounds"] == [
-        {"round": 1, "loss": [5.0, 5.0], "metric": [None, 0.2]},
-        {"round": 2, "loss": [4.0, 3.0], "metric": [0.4, 0.2]},
+        {
+            "round": 1,
+            "loss": [5.0, 5.0],
+            "metric": [None, 0.2],
+            "other_metrics": {"macro_f1": [None, 0.1]},
+        },
+        {
+            "round": 2,
+            "loss": [4.0, 3.0],
+            "metric": [0.4, 0.2],
+            "other_metrics": {"macro_f1": [0.2, 0.1]},
+        },
     ]
     # The fast job has ended after 22 s, and the slow one has committed only its first round by then.
-    assert document["at_seconds"] == {"seconds": 22.0, "loss": [5.0, 1.0], "metric": [None, 0.6]}
+    assert document["at_seconds"] == {
+        "seconds": 22.0,
+        "loss": [5.0, 1.0],
+        "metric": [None, 0.6],
+        "other_metrics": {"macro_f1": [None, 0.3]},
+    }
     assert document["settings"] == {"training.learning_rate": [1e-4, 1e-3]}
     slow, fast = document["jobs"]
     assert (slow["round_seconds"], fast["round_seconds"]) == (15.0, 5.5)
@@ -75,7 +92,8 @@ def test_rounds_that_are_left_out_count_from_the_next_one_on() -> None:
 def test_a_job_without_rounds_can_be_compared() -> None:
     document = compare_jobs([record("none", 1e-4, [], [], {}), FAST])
     assert document["at_rounds"] == []
-    assert document["at_seconds"] == {"seconds": 0.0, "loss": [None, None], "metric": [None, None]}
+    reached = document["at_seconds"]
+    assert (reached["loss"], reached["metric"]) == ([None, None], [None, None])
     assert document["jobs"][0]["round_seconds"] is None
 
 

@@ -1,5 +1,7 @@
 """Tests that units cost what `collapipe.stage_runtime.unit_counts` counts without their weights, for every family."""
 
+import itertools
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +11,7 @@ from collapipe.job import TaskConfig
 from collapipe.models import Head, ModelAdapter, divide_state, initial_model, split_state
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side
-from collapipe.stage_runtime.unit_counts import count_units
+from collapipe.stage_runtime.unit_counts import count_units, mean_longest
 from collapipe.weights.tensor_blob import TensorBlob
 
 MakeAdapter = Callable[..., ModelAdapter]
@@ -37,6 +39,23 @@ def test_counted_bytes_are_those_of_the_units_that_a_job_begins_with(
         assert unit.frozen_bytes == (len(b"".join(TensorBlob(frozen).read())) if frozen else 0)
         parameters = adapter.build_unit(index).parameters()
         assert unit.update_bytes == 28 * sum(p.numel() for p in parameters if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_rows"), [([3, 9, 9, 5], 2), ([7], 3), ([1, 2, 4, 8, 16], 4)]
+)
+def test_mean_length_with_padding_is_that_of_all_draws(lengths: list[int], num_rows: int) -> None:
+    drawn = [max(rows) for rows in itertools.product(lengths, repeat=num_rows)]
+    assert mean_longest(lengths, num_rows) == math.ceil(sum(drawn) / len(drawn))
+
+
+def test_operations_are_those_of_shorter_rows_and_memory_of_the_longest(
+    adapter: ModelAdapter,
+) -> None:
+    task = TaskConfig.model_validate({"kind": adapter.task, "max_length": LENGTH})
+    short, long = count_units(adapter, task, 5), count_units(adapter, task)
+    assert all(one.flops < other.flops for one, other in zip(short[1:-1], long[1:-1], strict=True))
+    assert [unit.stash_bytes for unit in short] == [unit.stash_bytes for unit in long]
 
 
 def test_counted_stash_is_what_a_real_pass_keeps(adapter: ModelAdapter) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.job_preparation import describe_data, say_passes
+from collapipe.scheduler.job_preparation import describe_data
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.job_warnings import (
@@ -21,6 +21,7 @@ from collapipe.scheduler.job_warnings import (
     few_rows,
     long_warm_up,
     random_base,
+    say_passes,
     slow_emulation,
 )
 from collapipe.scheduler.unusual_changes import UnusualChanges, unusual_clusters

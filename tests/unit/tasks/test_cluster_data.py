@@ -162,7 +162,7 @@ def test_held_out_label_that_no_training_row_has_counts_as_an_error(
     assert sorted(batch.tensors["labels"].tolist()) == [-100, -100, 0, 0]
     for prediction in (0, 1):
         expected = 0.5 if prediction == 0 else 0.0
-        assert task.score([torch.full((4,), prediction)]) == {"accuracy": expected}
+        assert task.score([torch.full((4,), prediction)])["accuracy"] == expected
 
 
 def test_without_held_out_file_no_label_loses_its_only_row(

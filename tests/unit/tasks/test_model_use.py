@@ -75,7 +75,7 @@ def test_error_in_an_evaluated_file_names_it_as_the_client_does(
     ):  # An unknown label counts as an error, as in training.
         task = load_task_for_use(job, vocabulary, labels, ("mine.jsonl", [stored]))
         assert (task.num_rows, task.num_held_out_rows) == (0, 2)
-        assert task.score([torch.tensor([0, 0])]) == {"accuracy": 0.5}
+        assert task.score([torch.tensor([0, 0])])["accuracy"] == 0.5
         assert task.held_out_labels["wet"] == "mine.jsonl:2"
     stored.write_text(rows[0] + "\n{}", encoding="utf-8")
     with pytest.raises(InvalidInputError, match=r"^mine\.jsonl:2: "):

@@ -15,13 +15,14 @@ from torch.nn.functional import cross_entropy
 from transformers import MarianConfig, MarianMTModel
 
 from collapipe.aggregation import bounded_weights, federated_average
+from collapipe.data.findings import unknown_labels
 from collapipe.data.hold_out import HoldOut
 from collapipe.data.rows import Row
 from collapipe.data.sharding import dirichlet_clusters
 from collapipe.data.sources import open_file
 from collapipe.data.tables import make_rows
 from collapipe.errors import DivergedError, InvalidInputError
-from collapipe.evaluation import ROWS, add_sums, compute_metrics, say_unknown_labels
+from collapipe.evaluation import ROWS, add_sums, compute_metrics
 from collapipe.job import FAMILIES, DataConfig, JobConfig, LoraConfig, ModelConfig, TaskConfig
 from collapipe.models import (
     IGNORED,
@@ -103,7 +104,7 @@ def test_label_of_hidden_test_sets_is_no_class() -> None:
         make_rows(records, features, "classification", CLASSES, "sst2")
     [row] = make_rows(records[1:], {}, "classification", CLASSES, "rows.jsonl")
     assert row.labels == ("-1",)
-    assert "-1" in say_unknown_labels({"-1": "rows.jsonl:1"}, ["0", "1"])
+    assert "-1" in str(unknown_labels({"-1": "rows.jsonl:1"}, ["0", "1"]))
 
 
 def test_numbers_of_classes_become_the_names_of_their_data_set() -> None:

@@ -12,6 +12,11 @@ export const bytes = (count) => scaled(count, "B", ["", "k", "M", "G", "T"]);
 export const percent = (share) => `${Math.round(100 * share)} %`;
 export const plural = (count, noun, ending = "s") => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : ending}`;
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+// Metrics by their names. One without a finite value has a dash.
+export const sayMetrics = (metrics) =>
+  Object.entries(metrics ?? {})
+    .map(([name, value]) => `${name} ${isNumber(value) ? short(value) : "–"}`)
+    .join(", ");
 
 export function duration(seconds) {
   if (seconds < 10) return `${short(seconds)} s`;

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, clock, day, plural, short } from "./format.js";
+import { bytes, clock, day, plural, sayMetrics } from "./format.js";
 import { progressBar } from "./pipeline.js";
 import { hasEnded, timeLeft } from "./progress.js";
 
@@ -70,15 +70,10 @@ const cells = (job, now) =>
         ["Rounds", [progressBar(job.committed / job.rounds), `${job.committed} of ${job.rounds}`]],
         ["Time", timeLeft(job, now)],
         ["Submitted", job.submitted ? day(job.submitted) : "–"],
-        ["Result", result(job.evaluation)],
+        ["Result", sayMetrics(job.evaluation?.metrics) || "–"],
         ["Size", job.stored_bytes ? bytes(job.stored_bytes) : "–"],
         ["Owner", job.owner || "everybody"],
       ];
-
-const result = (evaluation) =>
-  Object.entries(evaluation?.metrics ?? {})
-    .map(([name, value]) => `${name} ${short(value)}`)
-    .join(", ") || "–";
 
 async function cancel(job) {
   if (!confirm(`Cancel job ${job.id}? Its last commit stays.`)) return;

@@ -2,7 +2,7 @@
 
 import { chart, drawInto } from "./charts.js";
 import { h, svg } from "./dom.js";
-import { clock, duration, isNumber, percent, plural, short } from "./format.js";
+import { clock, duration, isNumber, percent, plural, sayMetrics, short } from "./format.js";
 import { progressBar } from "./pipeline.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
@@ -80,7 +80,7 @@ export function summary({ job, rounds, sections, now }) {
       tile(
         "metric",
         job.evaluation.metric,
-        short(job.evaluation.value),
+        isNumber(job.evaluation.value) ? short(job.evaluation.value) : "–",
         `on ${plural(job.evaluation.rows, "held-out row")}, after round ${job.evaluation.round}`,
         otherMetrics(job.evaluation),
       ),
@@ -94,10 +94,10 @@ export function summary({ job, rounds, sections, now }) {
   ];
 }
 
-function otherMetrics({ metric, metrics = {}, one_answer: isOne }) {
-  const others = Object.entries(metrics).filter(([name]) => name !== metric);
+function otherMetrics({ metric, metrics, one_answer: isOne }) {
+  const { [metric]: main, ...others } = metrics ?? {};
   return [
-    others.length > 0 && h("p", { class: "quiet" }, others.map(([name, value]) => `${name} ${short(value)}`).join(", ")),
+    h("p", { class: "quiet" }, sayMetrics(others)),
     isOne && h("p", { class: "quiet" }, "Every row gets the same answer."),
   ];
 }

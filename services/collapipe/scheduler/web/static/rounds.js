@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { h, svg } from "./dom.js";
-import { bytes, duration, isNumber, percent, plural, short } from "./format.js";
+import { bytes, duration, isNumber, percent, plural, sayMetrics, short } from "./format.js";
 import { pipeline } from "./pipeline.js";
 
 const STEP_SECONDS = 1.2;
@@ -128,7 +128,7 @@ const said = (round, detail) => [
       : "no result was recorded",
     isNumber(round.losses?.at(-1)) && `; loss ${short(round.losses.at(-1))}`,
     isNumber(round.samples_per_second) && `; ${short(round.samples_per_second)} samples/s`,
-    Object.entries(round.metrics ?? {}).map(([name, value]) => `; ${name} ${short(value)}`),
+    round.metrics && `; ${sayMetrics(round.metrics)}`,
     round.late?.length > 0 && `; without cluster${round.late.length > 1 ? "s" : ""} ${round.late.join(", ")}`,
   ),
 ];
