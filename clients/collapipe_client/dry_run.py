@@ -209,8 +209,8 @@ def _memory_of_all(estimates: Sequence[dict[str, Any]], num_new: int) -> float:
 def _disk_of_all(job: JobConfig, estimates: Sequence[dict[str, Any]], num_rounds: int) -> int:
     """Returns the bytes that the state of all services takes on one disk at most, as docs/operations.md says."""
     hosts = estimates[0]["hosts"]
-    weights = sum(host["weights_bytes"] for host in hosts)
-    frozen = sum(host["frozen_bytes"] for host in hosts)
+    weights: float = sum(host["weights_bytes"] for host in hosts)
+    frozen: float = sum(host["frozen_bytes"] for host in hosts)
     training, clusters = job.training, job.clusters
     most = training.keep_commits + 2
     if clusters > 1:
