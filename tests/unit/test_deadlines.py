@@ -44,7 +44,7 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
             model_use._LATE_HOST_SECONDS,
         ),
         "a job waits for hosts that register again": (lost, schedule.wait_for_hosts_seconds),
-        "a job tries again after its longest wait": (longest_wait, retries._DIVERGED_SECONDS),
+        "a job tries again after its longest wait": (longest_wait, retries._OTHER_SECONDS),
         "a lost host may take longest": (retries._OTHER_SECONDS, schedule.retry_seconds),
         "a probe names the end that is silent": (link_probe._SILENCE_SECONDS, probe),
         "a probe ends before its caller gives up": (probe, profiling._PROBE_SECONDS),

@@ -277,7 +277,8 @@ def test_incident_warning_or_note_is_a_line_in_text_and_json(
 
 def test_what_was_told_of_data_before_the_start_is_not_told_again() -> None:
     file = io.StringIO()
-    display = PlainDisplay(Console(file=file, width=80))
+    console = Console(file=file, width=80)
+    display = PlainDisplay(console, console)
     display.note("9 of 60 rows")
     for message in ("9 of 60 rows", "label b is unknown"):
         display.show(WatchJobResponse(data_note=DataNote(message=message)))

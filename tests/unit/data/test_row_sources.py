@@ -273,7 +273,7 @@ def test_texts_to_answer_keep_their_blanks(
     tmp_path: Path, name: str, content: str, texts: list[str]
 ) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    assert read_texts(tmp_path / name, "text") == texts
+    assert read_texts(tmp_path / name, "text")[0] == texts
 
 
 def test_column_of_a_setting_is_read_and_its_option_of_the_command_is_named(tmp_path: Path) -> None:

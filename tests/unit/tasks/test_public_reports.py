@@ -22,7 +22,7 @@ from collapipe.data.sharding import dirichlet_clusters
 from collapipe.data.sources import open_file
 from collapipe.data.tables import make_rows
 from collapipe.errors import DivergedError, InvalidInputError
-from collapipe.evaluation import ROWS, add_sums, compute_metrics
+from collapipe.evaluation import PREDICTED, RIGHT, ROWS, TRUE, add_sums, compute_metrics, of_class
 from collapipe.job import FAMILIES, DataConfig, JobConfig, LoraConfig, ModelConfig, TaskConfig
 from collapipe.models import (
     IGNORED,
@@ -102,7 +102,7 @@ def test_label_of_hidden_test_sets_is_no_class() -> None:
     records = [{"text": "fine", "label": 1}, {"text": "hidden", "label": -1}]
     with pytest.raises(InvalidInputError, match=r"sst2:2.*-1"):
         make_rows(records, features, "classification", CLASSES, "sst2")
-    [row] = make_rows(records[1:], {}, "classification", CLASSES, "rows.jsonl")
+    [row] = make_rows(records[1:], {}, "classification", CLASSES, "rows.jsonl").rows
     assert row.labels == ("-1",)
     assert "-1" in str(unknown_labels({"-1": "rows.jsonl:1"}, ["0", "1"]))
 
@@ -114,7 +114,7 @@ def test_numbers_of_classes_become_the_names_of_their_data_set() -> None:
     names = ["O", "B-PER", "I-PER", "B-LOC"]
     features = {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=names))}
     record = {"tokens": ["Ada", "in", "Rome"], "ner_tags": [1, 0, 3]}
-    [row] = make_rows([record], features, "ner", CLASSES, "conll")
+    [row] = make_rows([record], features, "ner", CLASSES, "conll").rows
     assert row.labels == ("B-PER", "O", "B-LOC")
 
 
@@ -262,7 +262,7 @@ def test_answer_begins_after_the_tokens_of_the_prompt_alone() -> None:
     tokenizer = Tokenizer(models.BPE(words, [(".", "c")]))
     tokenizer.decoder = decoders.Fuse()
     vocabulary = Vocabulary(tokenizer.to_str().encode(), "gpt2", 20)
-    [(prompt, answer)] = vocabulary.encode_answers(["ab."], ["ca"], add_special_tokens=False)
+    [(prompt, answer)] = vocabulary.encode_answers(["ab."], ["ca"], add_start=False)
     assert (prompt, answer) == ([0, 1, 2], [3, 0, 5])
 
 
@@ -495,7 +495,8 @@ def test_no_family_has_statistics_beside_its_parameters(
 
 def test_metric_counts_rows_and_not_clusters() -> None:
     """flower 1944, flower 983, FATE 1400."""
-    clusters = [{ROWS: 1, "right": 1}, {ROWS: 9, "right": 0}]
+    right = {of_class(count, 0): 1 for count in (TRUE, PREDICTED, RIGHT)}
+    clusters = [{ROWS: 1, **right}, {ROWS: 9, of_class(TRUE, 0): 9, of_class(PREDICTED, 1): 9}]
     assert compute_metrics("classification", add_sums(clusters))["accuracy"] == 0.1
 
 
