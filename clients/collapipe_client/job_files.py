@@ -223,7 +223,7 @@ def with_local_paths(job: JobConfig) -> JobConfig:
                 if not Path(path).exists():
                     if any(each in path for each in "*?["):
                         raise InvalidInputError(
-                            f"data.{key}: {path} is a pattern, which is not filled in: put the rows into one file, for example with "
+                            f"data.{key}: {path} is a pattern, but CollaPipe expands no patterns: put the rows into one file, for example with "
                             f'`cat`, or give each cluster a file with --set \'data.train=["A", "B"]\''
                         )
                     raise InvalidInputError(

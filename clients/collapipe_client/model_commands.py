@@ -32,8 +32,8 @@ def predict(
     texts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Texts to answer, as they are. For instruction, a JSON list of messages is a chat. Without one, each line of standard "
-            "input is a text."
+            help="Texts to answer, as they are. For instruction, a JSON list of messages is a chat. Without TEXTS, each line of "
+            "standard input is a text."
         ),
     ] = None,
     *,

@@ -75,8 +75,8 @@ class DataConfig(Section):
     """Name of the data set on the Hugging Face hub, or a folder with the files of one."""
     text_column: str = "text"
     """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll). The default also finds
-    `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm). As for each column, it takes other usual names,
-    too, if only one column has such a name, and says so."""
+    `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm). For every column, other usual names are
+    found, too, if only one column has such a name. The output then says which columns are read."""
     label_column: str = "label"
     """Column of the label (classification), or of the list of tags (ner, unless .conll). The default also finds `tags`
     or `ner_tags` (ner)."""
@@ -345,8 +345,8 @@ class ScheduleConfig(DecisionParameters):
     weights it by the part of the mini-batches that it has trained."""
     retry_seconds: float = Field(default=600.0, ge=0, le=1e7)
     """How long a job tries again by itself, or waits for hosts that it has lost, without a committed round. It
-    tries again for at most 60 s after a full disk or a restarted host. After values that are not finite, it ends when they
-    come back from the same host, or three attempts have ended so. Any other error ends it at once. 0 means that every failure
+    tries again for at most 60 s after a full disk or a restarted host. If values are not finite, it ends when such
+    values come from the same host again, or have ended three attempts. Any other error ends it at once. 0 means that every failure
     does. Otherwise it is at least `silence_seconds`."""
 
 

@@ -106,7 +106,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                         control_unit_pb2.HeldOutLabel(label=label, place=place)
                         for label, place in task.held_out_labels.items()
                     ],
-                    # Counts of rows would tell more than the account of a private job says.
+                    # In a job with differential privacy, counts of rows would reveal more than its privacy loss says.
                     notes=[] if job.privacy.is_on else findings,
                     num_first_rows=task.num_first,
                     num_long_rows=task.num_long_rows,

@@ -103,7 +103,7 @@ def settle_columns(
 
 
 def _known_columns(names: Collection[str], kind: str, data: DataConfig) -> dict[str, str]:
-    """Returns the column of each setting of which one has the name, or a documented one."""
+    """Returns, for each setting, the column with its name or another documented name. Leaves out settings without such a column."""
     found: dict[str, str] = {}
     for setting, others in _KNOWN[kind].items():
         wanted: str = getattr(data, setting)

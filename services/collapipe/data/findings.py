@@ -178,7 +178,7 @@ def _in_rows(rows: RowFacts, which: str) -> Iterator[Finding]:
     if rows.blank.number:
         yield _note(
             rows.blank.place,
-            f"{_number(rows.blank.number, f'blank {which} text')} left out, this one first",
+            f"CollaPipe leaves out {_number(rows.blank.number, f'blank {which} text')}, this one first",
         )
 
 
@@ -188,13 +188,13 @@ def _in_limit(facts: DataFacts) -> Iterator[Finding]:
         yield _warning(
             "data.max_rows",
             f"it leaves out all rows of {_number(len(facts.lost_labels), 'label')}: {say_some(sorted(facts.lost_labels))}",
-            "raise it, or mix the rows of the file",
+            "raise it, or shuffle the rows of the file",
         )
     elif facts.num_left_out:
         yield _note(
             "data.max_rows",
-            f"it allows {facts.train.num_rows}, so {_number(facts.num_left_out, 'training row')} at the end of "
-            f"{facts.sources[0].name} left out",
+            f"it allows {facts.train.num_rows}, so CollaPipe leaves out {_number(facts.num_left_out, 'training row')} at the end of "
+            f"{facts.sources[0].name}",
         )
 
 
@@ -304,7 +304,9 @@ def _held_out_by_hash(job: JobConfig, facts: JobFacts, share: float) -> Finding:
         if facts.num_held_out == most
         else ""
     )
-    rest = f"; none of them has {len(missing)} of the {len(known)} labels: {say_some(missing)}"
+    rest = (
+        f"; the held-out rows lack {len(missing)} of the {len(known)} labels: {say_some(missing)}"
+    )
     return _note(
         "data.held_out is not set",
         f"{facts.num_held_out} of {facts.num_held_out + facts.num_train} rows are held out to measure the model (the hash of a text chooses "
@@ -319,8 +321,8 @@ def few_held_out_rows(kind: str, num_rows: int) -> Finding | None:
     rows = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
     return _warning(
         "held-out data",
-        f"only {rows} measured, so one row more that is right changes a share of right rows by {1 / num_rows:.0%}",
-        f"hold out at least {_FEW_HELD_OUT_ROWS} rows for a result that says something",
+        f"only {rows} measured, so a single row changes the share of right rows by {1 / num_rows:.0%}",
+        f"hold out at least {_FEW_HELD_OUT_ROWS} rows for a meaningful result",
     )
 
 
@@ -411,8 +413,8 @@ def refuse_warnings(job: JobConfig, lines: Iterable[str]) -> None:
     if job.data.strict and warnings:
         listed = "\n".join(shortened([line.removeprefix(_WARNING) for line in warnings]))
         raise InvalidInputError(
-            f"--strict (data.strict) makes warnings about the data errors, and there are {len(warnings)}: correct the data, or leave "
-            f"it out:\n{listed}"
+            f"--strict (data.strict) turns warnings about the data into errors, and their number is {len(warnings)}: correct the data, or leave "
+            f"out --strict:\n{listed}"
         )
 
 

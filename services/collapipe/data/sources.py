@@ -256,8 +256,8 @@ class CsvFile(FileRows):
         line = lines.first_line + start
         if self._is_tsv:
             raise InvalidInputError(
-                f"{self.name}:{line}: a value in quotes spans {stop - start} lines, up to line {lines.first_line + stop - 1}, which no "
-                "value of a .tsv file does: put a value that begins with a quote in quotes, and double the quotes in it"
+                f"{self.name}:{line}: a value in quotes spans {stop - start} lines, up to line {lines.first_line + stop - 1}, but a "
+                "value of a .tsv file must be on one line: put a value that begins with a quote in quotes, and double the quotes in it"
             )
         self.facts.spanning.add(f"{self.name}:{line}")
         separators = len(self._header) - 1
@@ -459,7 +459,7 @@ def open_file(path: str, kind: str, data: DataConfig, stored: Sequence[Path] = (
         return ParallelFiles(*(part.strip() for part in path.split(",")), stored=stored)
     if suffix in _COMPRESSED:
         raise InvalidInputError(
-            f"{path}: is compressed: unpack it with `{_COMPRESSED[suffix]}`, and name what comes out"
+            f"{path}: is compressed: unpack it with `{_COMPRESSED[suffix]}`, and name the unpacked file"
         )
     formats = {
         "ner": ", or .conll with a word and its tag a line",

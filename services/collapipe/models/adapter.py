@@ -356,7 +356,7 @@ class ModelAdapter(ABC):
             what = "token embedding and its output layer are the same weights"
             remedy = "set model.freeze_embeddings, or use LoRA"
         return [
-            f"warning: in {directory}, the {what}. Here they are on different hosts, so each copy is trained by itself, and the "
+            f"warning: in {directory}, the {what}. Here they are two copies on different hosts. Each copy is trained by itself, so the "
             f"result differs from that of one process with plain transformers: {remedy} to keep them equal"
         ]
 

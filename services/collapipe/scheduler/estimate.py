@@ -73,8 +73,8 @@ class Estimator:
             notes += (say_passes(job, costs.num_rows),)
         if costs.padded_length:
             notes += (
-                f"the times of computing are those of rows of {costs.padded_length} tokens, the mean with padding; memory and links "
-                f"are those of task.max_length = {job.task.max_length}",
+                f"compute times are estimated for rows of {costs.padded_length} tokens, the mean length with padding; memory and links "
+                f"are estimated for task.max_length = {job.task.max_length}",
             )
         warnings = long_warm_up(job), random_base(job), few
         asked, given = job.num_devices(0), len(request.devices)

@@ -155,9 +155,9 @@ def _count_job(
 
 
 def mean_longest(lengths: Sequence[int], num_rows: int) -> int:
-    """Returns the mean length of the longest row among so many that are drawn, to which all of them are padded.
+    """Returns the expected length of the longest of `num_rows` rows that are drawn at random. All of them are padded to it.
 
-    Each of the rows is drawn equally often, and none depends on another.
+    Each draw takes every row with the same probability, and no draw depends on another.
     """
     total, expected = len(lengths), 0.0
     for place, length in enumerate(sorted(lengths), start=1):

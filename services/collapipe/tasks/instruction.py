@@ -110,8 +110,8 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
             for row, (prompt, answer) in zip(members, encoded, strict=True):
                 if not prompt:
                     raise InvalidInputError(
-                        f"{row.place}: the {'messages before the answer have' if is_chat else 'prompt has'} no token, so nothing is "
-                        "there from which the answer could be predicted: write a longer prompt, or use a template or a tokenizer "
+                        f"{row.place}: the {'messages before the answer have' if is_chat else 'prompt has'} no token, so the "
+                        "model has nothing from which it could predict the answer: write a longer prompt, or use a template or a tokenizer "
                         "with a start token"
                     )
                 ids = np.array([*prompt, *answer], dtype=np.int32)

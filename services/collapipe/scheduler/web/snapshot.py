@@ -366,8 +366,8 @@ def bottleneck_of(
 ) -> tuple[str | None, float | None]:
     """Chooses what limits a pipeline: the part that is busy for the largest share of the time, by the shares that are shown.
 
-    A link without a limit and an in-flight window have no such share. If one of these is predicted, or a host is not
-    measured, it is what was predicted.
+    A link without a limit has no such share, nor has an in-flight window. If the prediction names one of these, or a host
+    is not measured, the result is the part that was predicted.
 
     Args:
         predicted: The name of the limit in the prediction of the plan, such as "stage 2"; `None` without a prediction.
