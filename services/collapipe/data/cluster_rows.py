@@ -1,5 +1,6 @@
 """The training rows and held-out rows of one cluster."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -292,8 +293,8 @@ def job_labels(kind: str, labels: Iterable[str]) -> list[str]:
     """Returns the labels of a model, in order, given those of training rows. For ner: `O`, and B- and I- of each entity type."""
     if kind != "ner":
         return labels_in_order([labels])
-    types = sorted({label[2:] for label in labels if label != "O"})
-    return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+    types = {label[2:] for label in labels if label != "O"}
+    return labels_in_order([["O"], *([f"B-{each}", f"I-{each}"] for each in types)])
 
 
 def labels_in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
@@ -351,7 +352,9 @@ def _is_same_file(one: str, other: str | None) -> bool:
     names, other_names = ([name.strip() for name in each.split(",")] for each in (one, other))
     pairs = zip(map(Path, names), map(Path, other_names), strict=False)
     return len(names) == len(other_names) and all(
-        a == b or (a.exists() and b.exists() and a.samefile(b)) for a, b in pairs
+        # Unlike `Path.exists`, this returns False for a file in a folder that must not be read.
+        a == b or (os.path.exists(a) and os.path.exists(b) and a.samefile(b))
+        for a, b in pairs
     )
 
 
