@@ -109,7 +109,7 @@ def test_entity_f1_needs_exact_span_and_type(ner: Task) -> None:
     shortened = [torch.where(label == 3, 0, label) for label in truth]  # Only "Ada" remains.
     assert score(ner, shortened) == pytest.approx(2 / 3)  # 4 of 6 entities are right.
     assert score(ner, [torch.zeros_like(label) for label in truth]) == 0.0
-    other_type = [torch.where(label == 3, 1, label) for label in truth]
+    other_type = [torch.where(label == 2, 1, label) for label in truth]
     assert score(ner, other_type) == pytest.approx(1 / 3)
 
 
