@@ -155,10 +155,13 @@ class ClusterRows:
             )
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
-    def check(self, new: NewRows) -> None:
+    def check(self, new: NewRows, *, is_new: bool = True) -> None:
         """Raises `InvalidInputError` if the first reading has no training rows, or no cluster has held-out rows.
 
         With a file for each cluster, only the scheduler knows whether another one has held-out rows.
+
+        Args:
+            is_new: Whether the job begins, so that `data.strict` holds. Rows that were appended do not end it later.
         """
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
@@ -174,7 +177,8 @@ class ClusterRows:
                 f"{self.name}: has no rows: put at least one mini-batch in it "
                 f"({self._job.training.mini_batch})"
             )
-        refuse_warnings(self._job, map(str, self.findings))
+        if is_new:
+            refuse_warnings(self._job, map(str, self.findings))
 
     def _check_labels(self, new: NewRows) -> None:
         """Refuses labels that are all different, because they are no classes."""
@@ -219,6 +223,9 @@ class ClusterRows:
         self._num_held_out += len(new.held_out)
 
     def share_held_out(self, items: Sequence[T], num_before: int) -> Sequence[T]:
+        most = self._job.data.max_held_out_rows
+        if most is not None:  # The last text of a language model may pass the limit.
+            items = items[: max(0, most - num_before)]
         if not self.knows_all_held_out:
             return items
         first = (self._cluster_index - num_before) % self._job.clusters

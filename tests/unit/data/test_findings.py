@@ -203,7 +203,9 @@ def test_link_to_the_training_file_is_refused_as_held_out_file(
 
 
 def test_file_that_cannot_be_looked_up_is_refused_by_its_name(write: Write) -> None:
-    long = "a" * 300 + ".jsonl"  # As for a file in a folder of somebody else, the system refuses to look it up.
+    long = (
+        "a" * 300 + ".jsonl"
+    )  # As for a file in a folder of somebody else, the system refuses to look it up.
     with pytest.raises(InvalidInputError, match="aaa"):
         check_data(job_of(train=long, held_out=write("b.jsonl", HELD_OUT)))
 
