@@ -85,7 +85,13 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             vocabulary = None
             if request.HasField("vocabulary"):
                 vocabulary = fetch_vocabulary(store, self._resources.channels, request.vocabulary)
-            task = load_task(job, request.cluster_index, vocabulary, request.num_first_rows or None)
+            task = load_task(
+                job,
+                request.cluster_index,
+                vocabulary,
+                request.num_first_rows or None,
+                not request.has_model,
+            )
             if self._newest_load is not this_load:
                 raise WrongStateError(
                     f"the data of job {request.job.job_id} are not kept: a later call loads the data of this cluster"

@@ -1,5 +1,6 @@
 """The training rows and held-out rows of one cluster."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -154,10 +155,13 @@ class ClusterRows:
             )
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
-    def check(self, new: NewRows) -> None:
+    def check(self, new: NewRows, *, is_new: bool = True) -> None:
         """Raises `InvalidInputError` if the first reading has no training rows, or no cluster has held-out rows.
 
         With a file for each cluster, only the scheduler knows whether another one has held-out rows.
+
+        Args:
+            is_new: Whether the job begins, so that `data.strict` holds. Rows that were appended do not end it later.
         """
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
@@ -173,7 +177,8 @@ class ClusterRows:
                 f"{self.name}: has no rows: put at least one mini-batch in it "
                 f"({self._job.training.mini_batch})"
             )
-        refuse_warnings(self._job, map(str, self.findings))
+        if is_new:
+            refuse_warnings(self._job, map(str, self.findings))
 
     def _check_labels(self, new: NewRows) -> None:
         """Refuses labels that are all different, because they are no classes."""
@@ -218,6 +223,9 @@ class ClusterRows:
         self._num_held_out += len(new.held_out)
 
     def share_held_out(self, items: Sequence[T], num_before: int) -> Sequence[T]:
+        most = self._job.data.max_held_out_rows
+        if most is not None:  # The last text of a language model may pass the limit.
+            items = items[: max(0, most - num_before)]
         if not self.knows_all_held_out:
             return items
         first = (self._cluster_index - num_before) % self._job.clusters
@@ -292,8 +300,8 @@ def job_labels(kind: str, labels: Iterable[str]) -> list[str]:
     """Returns the labels of a model, in order, given those of training rows. For ner: `O`, and B- and I- of each entity type."""
     if kind != "ner":
         return labels_in_order([labels])
-    types = sorted({label[2:] for label in labels if label != "O"})
-    return ["O", *(f"{prefix}-{entity_type}" for entity_type in types for prefix in "BI")]
+    types = {label[2:] for label in labels if label != "O"}
+    return labels_in_order([["O"], *([f"B-{each}", f"I-{each}"] for each in types)])
 
 
 def labels_in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
@@ -351,7 +359,9 @@ def _is_same_file(one: str, other: str | None) -> bool:
     names, other_names = ([name.strip() for name in each.split(",")] for each in (one, other))
     pairs = zip(map(Path, names), map(Path, other_names), strict=False)
     return len(names) == len(other_names) and all(
-        a == b or (a.exists() and b.exists() and a.samefile(b)) for a, b in pairs
+        # Unlike `Path.exists`, this returns False for a file in a folder that must not be read.
+        a == b or (os.path.exists(a) and os.path.exists(b) and a.samefile(b))
+        for a, b in pairs
     )
 
 

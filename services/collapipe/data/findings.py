@@ -301,7 +301,7 @@ def _held_out_by_hash(job: JobConfig, facts: JobFacts, share: float) -> Finding:
     most = job.data.max_held_out_rows
     limit = (
         f"; data.max_held_out_rows allows {most}, and the others train"
-        if facts.num_held_out == most
+        if most is not None and facts.num_held_out >= most
         else ""
     )
     rest = (

@@ -14,6 +14,9 @@ from collapipe.data.columns import Sample, find_columns, settle_columns
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
+READING_VERSION = 1
+"""Increase it when the same files would give other rows, labels, tokens or held-out rows: jobs that have begun would go on wrongly."""
+
 
 @dataclass(frozen=True)
 class Row:

@@ -8,6 +8,7 @@ import codecs
 import csv
 import json
 import logging
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -441,7 +442,7 @@ def open_file(path: str, kind: str, data: DataConfig, stored: Sequence[Path] = (
     """
     place = stored[0] if stored else Path(path)
     suffix = Path(path).suffix.lower()
-    if place.is_dir():
+    if os.path.isdir(place):  # Unlike `Path.is_dir`, it raises nothing.
         return _fixed(path, read_saved(path, place, kind, data))
     if suffix == ".json" and _begins_with(place, b"["):
         return _fixed(path, read_json(path, place, kind, data))

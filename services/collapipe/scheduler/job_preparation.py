@@ -13,6 +13,7 @@ from collapipe.data.findings import (
     shortened,
 )
 from collapipe.data.hold_out import HELD_OUT_SHARE
+from collapipe.data.rows import READING_VERSION
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
 from collapipe.evaluation import first_places
 from collapipe.job import JobConfig
@@ -94,7 +95,8 @@ class JobPreparation:
             *describe_data(self._progress.job, loaded, labels),
             say_passes(self._progress.job, [data.num_rows for data in loaded]),
         ]
-        refuse_warnings(self._progress.job, notes)
+        if known is None:
+            refuse_warnings(self._progress.job, notes)
         if notes != self._notes:
             self._notes = notes
             for note in shortened(notes):
@@ -128,6 +130,7 @@ class JobPreparation:
         document.num_rounds_restorable = answer.commit.restore_point.num_rounds
         document.stored_bytes = answer.stored_bytes
         document.labels, document.vocabulary_digest = list(labels), vocabulary.digest
+        document.reading_version = READING_VERSION
         document.num_first_rows = [data.num_first_rows for data in loaded]
         self._progress.save()
         job = self._progress.job
@@ -156,8 +159,9 @@ class JobPreparation:
         ]
         if missing:
             self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "loading data")
-        if vocabulary is None and 0 in missing:  # Cluster 0 makes the vocabulary of all.
-            vocabulary = self._load(hosts, 0, None).vocabulary
+        if 0 in missing and not self._progress.document.num_first_rows:
+            # Cluster 0 makes the vocabulary of all, and says how many rows of a shared file it has found.
+            vocabulary = self._load(hosts, 0, vocabulary).vocabulary
             missing = list(range(1, len(units)))
         vocabulary = vocabulary or self._loaded[0][1].vocabulary
         self._calls.in_parallel(lambda index: self._load(hosts, index, vocabulary), missing)
@@ -178,9 +182,8 @@ class JobPreparation:
             cluster_index=cluster_index,
             vocabulary=vocabulary,
             owner=self._progress.document.owner,
-            num_first_rows=dict(enumerate(self._progress.document.num_first_rows)).get(
-                cluster_index, 0
-            ),
+            num_first_rows=self._num_first_rows(cluster_index),
+            has_model=bool(self._progress.document.vocabulary_digest),
         )
         channel = self._channels.channel(unit.address)
         stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
@@ -204,6 +207,17 @@ class JobPreparation:
         )
         self._loaded[cluster_index] = unit.incarnation, data
         return data
+
+    def _num_first_rows(self, cluster_index: int) -> int:
+        """Returns the rows of the cluster's file at its first reading; 0 if that is still to come.
+
+        A shared file may grow meanwhile. So all clusters get the number of cluster 0, and choose the same held-out rows.
+        """
+        known = self._progress.document.num_first_rows
+        is_shared = not isinstance(self._progress.job.data.train, list)
+        if known:
+            return known[0 if is_shared else cluster_index]
+        return self._loaded[0][1].num_first_rows if is_shared and cluster_index > 0 else 0
 
 
 def describe_data(

@@ -25,6 +25,7 @@ from pydantic import (
     ValidationError,
 )
 
+from collapipe.data.rows import READING_VERSION
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
@@ -110,6 +111,8 @@ class JobDocument(_Document):
     vocabulary_digest: str = ""
     num_first_rows: list[int] = Field(default_factory=list)
     """Rows of each cluster's file when the job first read it. They decide which rows are held out."""
+    reading_version: int = 0
+    """The `READING_VERSION` that made the labels and the model. 0 if an older version of CollaPipe did, or none has yet."""
     evaluation: _Evaluation | None = None
     submitted_at: float = 0.0
     """Unix time. 0 if an older version took the job."""
@@ -125,6 +128,11 @@ class JobDocument(_Document):
     @property
     def has_ended(self) -> bool:
         return self.state not in _UNFINISHED
+
+    @property
+    def is_of_other_reading(self) -> bool:
+        """Whether the job has begun, and its files would now give other rows, labels or tokens."""
+        return bool(self.vocabulary_digest) and self.reading_version != READING_VERSION
 
     @property
     def job(self) -> JobConfig:
@@ -257,11 +265,17 @@ class JobStore:
 
         Args:
             abandon: Mark them as failed instead, and return none.
+
+        Jobs whose data another version has read are marked as failed, too.
         """
         unfinished = [document for document in self.all() if not document.has_ended]
         unfinished.sort(key=lambda document: document.state == scheduler_pb2.JOB_STATE_QUEUED)
         for document in unfinished:
-            if abandon:
+            if document.is_of_other_reading:
+                document.state = scheduler_pb2.JOB_STATE_FAILED
+                document.message = _say_other_reading(document)
+                document.ended_at = time.time()
+            elif abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
                 document.message = "the scheduler ended while the job ran: resume it"
                 document.ended_at = time.time()
@@ -273,7 +287,7 @@ class JobStore:
                 self.save(document)
             except OSError:  # The next change of the job stores it, too.
                 logger.exception("the state of job %s could not be stored", document.job_id)
-        return [] if abandon else unfinished
+        return [document for document in unfinished if not document.has_ended]
 
     def create(self, config: JobConfig, owner: str = "") -> JobDocument:
         document = JobDocument(
@@ -295,7 +309,7 @@ class JobStore:
 
         Raises:
             NotFoundError: There is no job of this name.
-            InvalidInputError: The job still runs, or a setting that must not change has changed.
+            InvalidInputError: The job still runs, another version has read its data, or a setting that must not change has changed.
         """
         with self._lock:
             document = self.find_resumable(config, owner, may)
@@ -319,7 +333,7 @@ class JobStore:
 
         Raises:
             NotFoundError: There is no job of this name.
-            InvalidInputError: The job still runs, or a setting that must not change has changed.
+            InvalidInputError: The job still runs, another version has read its data, or a setting that must not change has changed.
         """
         with self._lock:
             jobs = [
@@ -336,6 +350,8 @@ class JobStore:
                 raise InvalidInputError(
                     f"job {document.job_id} is still running: wait for it or cancel it"
                 )
+            if document.is_of_other_reading:
+                raise InvalidInputError(_say_other_reading(document))
             changed = _changed_settings(document.job, config)
             if changed:
                 raise InvalidInputError(
@@ -544,6 +560,14 @@ def _read(path: Path, schema: type[_D]) -> _D | None:
         raise CorruptDataError(
             f"{path} is damaged ({first_mistake(error)}): restore it or delete it"
         ) from error
+
+
+def _say_other_reading(document: JobDocument) -> str:
+    return (
+        f"job {document.job_id} was begun by a version of CollaPipe that reads data in another way (version {document.reading_version} of the "
+        f"reading, and this one has {READING_VERSION}), so it would go on with other rows: start a new job without --resume, or use the version "
+        "that began it (`collapipe export` and `collapipe predict` still work)"
+    )
 
 
 def _changed_settings(before: JobConfig, after: JobConfig) -> list[str]:

@@ -31,7 +31,11 @@ _TASKS = {task_class.kind: task_class for task_class in _CLASSES}
 
 
 def load_task(
-    job: JobConfig, cluster_index: int, vocabulary: bytes | None, num_first: int | None = None
+    job: JobConfig,
+    cluster_index: int,
+    vocabulary: bytes | None,
+    num_first: int | None = None,
+    is_new: bool = True,
 ) -> Task:
     """Loads and encodes the rows of one cluster.
 
@@ -39,6 +43,7 @@ def load_task(
         vocabulary: The job's vocabulary. `None` reads the one of the pretrained
             directory; a job without pretrained weights gets one from the cluster's training rows.
         num_first: Rows of the cluster's file at the first reading, if another process has read them before.
+        is_new: Whether the job begins. Later, `data.strict` does not end it.
 
     Raises:
         InvalidInputError: The data or the vocabulary cannot be used. The message names the file,
@@ -47,7 +52,7 @@ def load_task(
     adapter_class_for(job.model.family, job.task.kind)  # refuses a family that cannot do the task
     rows = ClusterRows(job, cluster_index, num_first)
     new = rows.read()
-    rows.check(new)
+    rows.check(new, is_new=is_new)
     if vocabulary is None:
         vocabulary = _make_or_read_vocabulary(job, new)
     most = job.data.max_held_out_rows

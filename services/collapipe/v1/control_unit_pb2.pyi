@@ -11,18 +11,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareDataRequest(_message.Message):
-    __slots__ = ("job", "cluster_index", "vocabulary", "owner", "num_first_rows")
+    __slots__ = ("job", "cluster_index", "vocabulary", "owner", "num_first_rows", "has_model")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_INDEX_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     NUM_FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
+    HAS_MODEL_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.JobSpec
     cluster_index: int
     vocabulary: _job_pb2.BlobSource
     owner: str
     num_first_rows: int
-    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ..., num_first_rows: _Optional[int] = ...) -> None: ...
+    has_model: bool
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ..., num_first_rows: _Optional[int] = ..., has_model: bool = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
     __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "notes", "num_long_rows", "num_long_held_out_rows", "num_first_rows")

@@ -202,6 +202,14 @@ def test_link_to_the_training_file_is_refused_as_held_out_file(
         check_data(job_of(train=train, held_out=held_out))
 
 
+def test_file_that_cannot_be_looked_up_is_refused_by_its_name(write: Write) -> None:
+    long = (
+        "a" * 300 + ".jsonl"
+    )  # As for a file in a folder of somebody else, the system refuses to look it up.
+    with pytest.raises(InvalidInputError, match="aaa"):
+        check_data(job_of(train=long, held_out=write("b.jsonl", HELD_OUT)))
+
+
 @pytest.mark.parametrize("is_held_out", [True, False])
 def test_parallel_files_are_those_of_the_training_if_both_are(
     tmp_path: Path, is_held_out: bool

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from collapipe.data.rows import READING_VERSION
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.scheduler import deleted_jobs
@@ -167,6 +168,46 @@ def test_reopening_finds_the_last_job_of_the_name(tmp_path: Path, store: JobStor
         store.reopen(named("mine"))
     with pytest.raises(NotFoundError, match="'nobody'"):
         store.reopen(named("nobody"))
+
+
+def begun(store: JobStore, state: int, reading_version: int) -> str:
+    """A job with a committed round, whose data a version of CollaPipe has read."""
+    document = store.create(job())
+    document.state, document.num_rounds_committed = state, 1
+    document.vocabulary_digest, document.reading_version = "ab" * 32, reading_version
+    store.save(document)
+    return document.job_id
+
+
+@pytest.mark.parametrize("version", [0, READING_VERSION + 1])
+def test_job_whose_data_another_version_has_read_is_not_resumed(
+    tmp_path: Path, store: JobStore, version: int
+) -> None:
+    job_id = begun(store, scheduler_pb2.JOB_STATE_SUCCEEDED, version)
+    with pytest.raises(InvalidInputError, match=f"{job_id}.*start a new job"):
+        store.reopen(job())
+    running = begun(store, scheduler_pb2.JOB_STATE_RUNNING, version)
+    restarted = JobStore(tmp_path)
+    assert restarted.take_over(abandon=False) == []
+    assert restarted.get(running).state == scheduler_pb2.JOB_STATE_FAILED
+    assert running in restarted.get(running).message
+
+
+def test_job_whose_data_this_version_has_read_is_resumed(tmp_path: Path, store: JobStore) -> None:
+    job_id = begun(store, scheduler_pb2.JOB_STATE_SUCCEEDED, READING_VERSION)
+    assert store.reopen(job()).job_id == job_id
+    assert [each.job_id for each in JobStore(tmp_path).take_over(abandon=False)] == [job_id]
+
+
+def test_job_document_of_an_older_version_counts_as_read_by_it(
+    tmp_path: Path, store: JobStore
+) -> None:
+    job_id = begun(store, scheduler_pb2.JOB_STATE_SUCCEEDED, READING_VERSION)
+    path = tmp_path / "jobs" / job_id / "job.json"
+    document = json.loads(path.read_text("utf-8"))
+    del document["reading_version"]
+    path.write_text(json.dumps(document), "utf-8")
+    assert JobStore(tmp_path).get(job_id).is_of_other_reading
 
 
 def test_reopening_takes_more_rounds_and_another_schedule(tmp_path: Path, store: JobStore) -> None:

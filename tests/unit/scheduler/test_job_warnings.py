@@ -74,6 +74,12 @@ TAGS = ["O", "B-person", "I-person", "B-place", "I-place"]
         (with_data("ner"), OF_TAGS, TAGS, "1 of the 2 labels: person$"),
         (with_data(held_out="b.jsonl"), WET, ["cold", "warm"], r"^warning: .*wet \(b:4\)"),
         (with_data(max_held_out_rows=8), WARM_AND_COLD[:1], ["warm"], r"15%; .*_rows allows 8\b"),
+        (
+            with_data(max_held_out_rows=8),
+            WARM_AND_COLD,
+            ["cold", "warm"],
+            r"15%; .*_rows allows 8\b",
+        ),
     ],
 )
 def test_rows_that_are_held_out_and_their_labels_are_told(

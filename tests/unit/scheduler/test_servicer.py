@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from collapipe.data.rows import READING_VERSION
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler import model_use
@@ -49,7 +50,7 @@ def make_use(
     monkeypatch.setattr(model_use, "SIGN_OF_LIFE_SECONDS", 0.02)
     monkeypatch.setattr(model_use, "_CLIENT_SILENCE_SECONDS", 0.1)
     document.num_rounds_committed = 1
-    document.vocabulary_digest = "ab" * 32
+    document.vocabulary_digest, document.reading_version = "ab" * 32, READING_VERSION
     store.save(document)
     stages = [Stage(host_id=host_id) for host_id in ("control-unit", "device-0", "device-1")]
     plans = [Plan(plan_id="plan", stages=stages)]
@@ -337,7 +338,8 @@ def ended(scheduler: Scheduler) -> str:
     """A job with three commits."""
     job_id = scheduler.finish()
     document = scheduler.jobs.get(job_id)
-    document.num_rounds_committed, document.vocabulary_digest = 3, "ab" * 32
+    document.num_rounds_committed, document.reading_version = 3, READING_VERSION
+    document.vocabulary_digest = "ab" * 32
     scheduler.jobs.save(document)
     return job_id
 

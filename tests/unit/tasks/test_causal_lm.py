@@ -95,6 +95,25 @@ def test_limit_of_held_out_rows_counts_rows_of_tokens(
     assert 0 <= trained + gained - trained_with_limit <= 2
 
 
+@pytest.mark.parametrize("has_held_out_file", [True, False])
+def test_limit_of_held_out_rows_cuts_a_long_text(
+    load_rows: LoadRows, tmp_path: Path, has_held_out_file: bool
+) -> None:
+    books = [" ".join(lines(200, start=start)) for start in range(30)]
+    sections = {"task": {"max_length": 8}, "model": {"family": "llama"}}
+    texts = "\n".join(books) + "\n"
+    job = load_rows("causal_lm", texts, texts, **sections)._rows._job
+    held_out = job.data.held_out if has_held_out_file else None
+    data = job.data.model_copy(update={"held_out": held_out, "max_held_out_rows": 5})
+    task = load_task(job.model_copy(update={"data": data}), 0, None)
+    assert task.num_held_out_rows == 5
+    with (tmp_path / "train.txt").open("a", encoding="utf-8") as file:
+        file.write(texts.replace("river", "stream"))
+    trained = task.num_rows
+    assert task.refresh() > trained
+    assert task.num_held_out_rows == 5
+
+
 def test_perplexity_and_accuracy_count_every_target_once(load: Load) -> None:
     task = load()
     sizes = [batch.num_rows for batch in task.held_out_micro_batches(3)]

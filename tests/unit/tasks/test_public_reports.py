@@ -131,7 +131,7 @@ def test_both_names_of_one_scheme_give_the_same_entities(load_rows: LoadRows) ->
         found.append(batch.tensors["labels"].tolist())
     assert found[0] == found[1]
     task = load_rows("ner", [{"tokens": list("abcde"), "tags": tags[0]}] * 4)
-    assert task.labels == ["O", "B-LOC", "I-LOC", "B-PER", "I-PER"]
+    assert task.labels == ["O", "B-LOC", "B-PER", "I-LOC", "I-PER"]
 
 
 def test_tag_that_opens_an_entity_in_the_older_scheme_is_converted(tmp_path: Path) -> None:
