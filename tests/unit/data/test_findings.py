@@ -101,6 +101,13 @@ def test_labels_that_look_alike_are_named_with_their_numbers(one: str, other: st
     assert f"{other!r} (1 row, train:43)" in found.what
 
 
+def test_many_alike_labels_are_one_warning_that_names_some() -> None:
+    pairs = [(f"row {n}", f"{'aA'[n % 2]} {n // 2:03}") for n in range(600)]
+    [found] = warnings(pairs, HELD_OUT)
+    assert " 600 classes" in found.what and len(str(found)) < 1000
+    assert "'A 000' (1 row, train:2) and 'a 000' (1 row, train:1), 'A 001'" in found.what
+
+
 def test_label_of_a_held_out_row_may_look_like_one_of_a_training_row() -> None:
     [found] = warnings(TRAIN, [*HELD_OUT, ("a", "P")])
     assert "'P' (1 row, held-out:121)" in found.what
@@ -125,17 +132,45 @@ def test_translations_that_are_their_source_or_in_other_letters_are_named() -> N
     rows = [
         Row("train", line, (f"a river {line}", f"ein Fluss {line}"), ()) for line in range(1, 9)
     ]
-    rows += [Row("train", 9, ("a river", "a river"), ()), Row("train", 10, ("a b", "река"), ())]
+    rows += [Row("train", 9, ("a river", "a river"), ())]
+    rows += [Row("train", line, (f"a {line}", "река"), ()) for line in (10, 11)]
     found = find(count_rows("translation", [SourceFacts("train")], rows, []))
     same, script = [each for each in found if each.severity == "warning"]
     assert (same.place, script.place) == ("train:9", "train:10")
     assert "Cyrillic" in script.what
 
 
+def scripts_of(targets: Sequence[str]) -> list[str]:
+    """Returns the places of warnings about translations whose sources are all different."""
+    rows = [Row("train", n, (f"row {n}", text), ()) for n, text in enumerate(targets, 1)]
+    found = find(count_rows("translation", [SourceFacts("train")], rows, []))
+    return [each.place for each in found if each.severity == "warning"]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["東京都", "ありがとう", "コンピューター", "ｺﾝﾋﾟｭｰﾀｰ", "々々", "ーー"] * 9,
+        ["ありがとう"] * 999 + ["Sony"] * 3,
+        ["река"] * 9 + ["Sony"],
+        ["río", "ﬁne", "Ｓｏｎｙ", "𝐒𝐨𝐧𝐲"] * 9,
+    ],
+    ids=["Japanese", "brands", "one brand", "Latin"],
+)
+def test_letters_of_one_language_and_single_names_are_no_warning(targets: list[str]) -> None:
+    assert scripts_of(targets) == []
+
+
+@pytest.mark.parametrize("others", [2, 10])
+def test_letters_of_a_hundredth_of_the_translations_are_a_warning(others: int) -> None:
+    rows = ["река"] * (100 * others - others)
+    assert scripts_of([*rows, *["ありがとう"] * others]) == [f"train:{len(rows) + 1}"]
+
+
 def test_blank_texts_of_a_language_model_are_counted() -> None:
     rows = [Row("train", line, (text,), ()) for line, text in enumerate(["a", "", " "], 1)]
     [note] = find(count_rows("causal_lm", [SourceFacts("train")], rows, []))
-    assert note.place == "train:2" and note.what.startswith("2 ")
+    assert note.place == "train:2" and "2 blank" in note.what
 
 
 def test_labels_that_the_limit_of_rows_leaves_out_are_named() -> None:
