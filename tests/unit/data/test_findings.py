@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from collapipe.data.cluster_rows import check_data
+from collapipe.data.cluster_rows import check_data, join_findings
 from collapipe.data.findings import (
     MOST_LINES,
     Finding,
+    JobFacts,
     alike_labels,
     find,
     folded,
@@ -285,3 +286,18 @@ def test_files_of_clusters_are_told_together(write: Write) -> None:
     [few] = [each for each in found if "only 2 rows" in each]
     assert sum(" 2 labels" in each for each in found) == 2
     assert [each.startswith("warning: ") for each in (unknown, few)] == [True, True]
+
+
+def test_findings_about_all_clusters_come_first_and_count_in_a_strict_job(write: Write) -> None:
+    train = write("a.jsonl", TRAIN)
+    facts = JobFacts(40, 5, ["p", "n"], {"p": "b:1"}, (3, 0))
+    of_clusters = [Finding("warning", "a", "b"), Finding("note", "c", "d")]
+    job = job_of(2, train=[train, train])
+    found = join_findings(job, facts, of_clusters)
+    places = [each.place for each in found]
+    assert places[:3] == [train, "held-out data", "a"]
+    assert places[3:] == ["data.held_out is not set", "task.max_length", "c"]
+    strict = job_of(1, strict=True, train=train)
+    assert join_findings(strict, None, of_clusters[1:]) == of_clusters[1:]
+    with pytest.raises(InvalidInputError, match=r"data\.strict.* 1: "):
+        join_findings(strict, facts, [])
