@@ -102,7 +102,7 @@ class RowFacts:
     """The first row with each class or type."""
     blank: Counted = field(default_factory=Counted)
     repeated: Counted = field(default_factory=Counted)
-    """Rows that are like an earlier one, apart from blanks and case."""
+    """Rows that are like an earlier one, as `folded` compares."""
     contradicting: Counted = field(default_factory=Counted)
     """Rows with the text of an earlier one, but another label."""
     untranslated: Counted = field(default_factory=Counted)
@@ -432,15 +432,17 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
     """Returns the groups of labels that differ only in case, blanks or the way of writing, each sorted."""
     groups: dict[str, list[str]] = {}
     for label in sorted(labels):
-        groups.setdefault(folded(label), []).append(label)
+        key = folded(label)
+        groups.setdefault(repr(float(key)) if _NUMBER.fullmatch(key) else key, []).append(label)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def folded(text: str) -> str:
     """Returns a text without what readers overlook: case, kinds and numbers of blanks, invisible characters, forms of letters."""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    text = " ".join("".join(c for c in text if unicodedata.category(c) != "Cf").split())
-    return repr(float(text)) if _NUMBER.fullmatch(text) else text
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    return " ".join(text.casefold().split())
 
 
 def _number(number: int, what: str) -> str:

@@ -4,7 +4,7 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts
+from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts, folded
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.job import LABELLING_TASKS
 
@@ -69,7 +69,7 @@ class _Counter:
         if kind == "causal_lm" and not row.texts[0].strip():
             facts.blank.add(row.place)
             return -1
-        text = _hash(*(" ".join(text.split()).casefold() for text in row.texts))
+        text = _hash(*map(folded, row.texts))
         labels = _hash(*row.labels) if kind in LABELLING_TASKS else 0
         if text not in self.labels_of_texts:
             self.labels_of_texts[text] = labels

@@ -61,7 +61,9 @@ def test_at_most_20_labels_are_listed_the_largest_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["text 7", " text  7 ", "TEXT 7", "text\u00a07"], ids=["same", "blanks", "case", "NBSP"]
+    "text",
+    ["text 7", " text  7 ", "TEXT 7", "text\u00a07", "te\u200bxt 7", "ｔｅｘｔ 7"],
+    ids=["same", "blanks", "case", "NBSP", "invisible", "wide"],
 )
 def test_held_out_row_that_is_a_training_row_is_named(text: str) -> None:
     [leak] = warnings(TRAIN, [*HELD_OUT, (text, "n")])
