@@ -91,11 +91,11 @@ class JobPreparation:
         loaded = self._load_data(hosts, known)
         labels = document.labels if known else labels_in_order(d.labels for d in loaded)
         vocabulary = known or loaded[0].vocabulary
-        found = describe_data(self._progress.job, loaded, labels)
+        findings = describe_data(self._progress.job, loaded, labels)
         if known is None:
-            refuse_warnings(self._progress.job, found)
+            refuse_warnings(self._progress.job, findings)
         notes = [
-            *shortened(found),
+            *shortened(findings),
             say_passes(self._progress.job, [data.num_rows for data in loaded]),
         ]
         if notes != self._notes:
