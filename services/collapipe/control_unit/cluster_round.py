@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.moment_copy import MomentCopy
+from collapipe.control_unit.private_errors import private_errors
 from collapipe.documents import read_document, write_document
 from collapipe.errors import CancelledError, CollapipeError
 from collapipe.evaluation import compute_metrics
@@ -234,7 +235,8 @@ class ClusterRound:
         num_rows = {int(index): int(rows) for index, rows in recorded["num_rows"].items()}
         round_index = self._request.attempt.round_index
         if round_index not in num_rows:
-            num_rows[round_index] = self._task.refresh()
+            with private_errors(self._job):
+                num_rows[round_index] = self._task.refresh()
             first = self._request.restore_num_rounds
             kept = {str(index): rows for index, rows in num_rows.items() if index >= first}
             write_document(path, {"num_rows": kept, "anew_since": anew_since})

@@ -13,6 +13,7 @@ from collapipe.control_unit.cluster_round import ClusterRound, Emit
 from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
+from collapipe.control_unit.private_errors import private_errors
 from collapipe.control_unit.round_masking import RoundMasking
 from collapipe.data.findings import in_order
 from collapipe.errors import (
@@ -85,13 +86,14 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             vocabulary = None
             if request.HasField("vocabulary"):
                 vocabulary = fetch_vocabulary(store, self._resources.channels, request.vocabulary)
-            task = load_task(
-                job,
-                request.cluster_index,
-                vocabulary,
-                request.num_first_rows or None,
-                not request.has_model,
-            )
+            with private_errors(job):
+                task = load_task(
+                    job,
+                    request.cluster_index,
+                    vocabulary,
+                    request.num_first_rows or None,
+                    not request.has_model,
+                )
             if self._newest_load is not this_load:
                 raise WrongStateError(
                     f"the data of job {request.job.job_id} are not kept: a later call loads the data of this cluster"
@@ -102,23 +104,21 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 _log.info("%s", finding)
             digest = store.put_bytes(task.vocabulary)
             self._hide(request.job, digest)
-            emit(
-                control_unit_pb2.PrepareDataResponse(
-                    num_rows=task.num_rows,
-                    labels=task.labels,
-                    vocabulary=job_pb2.BlobSource(digest=digest, address=self._address),
-                    num_held_out_rows=task.num_held_out_rows,
-                    held_out_labels=[
-                        control_unit_pb2.HeldOutLabel(label=label, place=place)
-                        for label, place in task.held_out_labels.items()
-                    ],
-                    # In a job with differential privacy, counts of rows would reveal more than its privacy loss says.
-                    notes=[] if job.privacy.is_on else findings,
-                    num_first_rows=task.num_first,
-                    num_long_rows=task.num_long_rows,
-                    num_long_held_out_rows=task.num_long_held_out_rows,
-                )
+            answer = control_unit_pb2.PrepareDataResponse(
+                num_rows=task.num_rows,
+                labels=task.labels,
+                vocabulary=job_pb2.BlobSource(digest=digest, address=self._address),
+                num_held_out_rows=task.num_held_out_rows,
+                num_first_rows=task.num_first,
             )
+            # In a job with differential privacy, these would reveal more than its privacy loss says.
+            if not job.privacy.is_on:
+                answer.notes.extend(findings)
+                for label, place in task.held_out_labels.items():
+                    answer.held_out_labels.add(label=label, place=place)
+                answer.num_long_rows = task.num_long_rows
+                answer.num_long_held_out_rows = task.num_long_held_out_rows
+            emit(answer)
 
         with self._stores.using(request.job.job_id):
             yield from work_with_signs_of_life(
@@ -271,7 +271,8 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 "load them, and run the round again"
             )
         job = JobConfig.from_json(request.job.config_json)
-        task.set_labels(list(request.labels))
+        with private_errors(job):
+            task.set_labels(list(request.labels))
         store = self._stores.store(job_id)
         copy = self._copy_of(request, job, store)
         units = (*request.restore_point.units, *request.candidate.units)

@@ -264,7 +264,7 @@ def check_data(job: JobConfig) -> list[Finding]:
     known: set[str] = set()
     places: dict[str, str] = {}
     num_train = num_held_out = 0
-    findings = list(_repeated_files(job))
+    findings: list[Finding] = []
     for cluster_index in range(job.clusters):
         if is_shared and len(labels) > 1:
             break  # The first clusters have shown all rows.
@@ -289,11 +289,28 @@ def check_data(job: JobConfig) -> list[Finding]:
             f"{trained}: all training rows have the label {next(iter(labels), 'O')!r}, so there is nothing to learn: {job.task.kind} needs "
             "at least 2 labels"
         )
+    facts = None
     if job.task.kind not in LANGUAGE_TASKS:  # Tokens decide which rows those have.
         facts = JobFacts(num_train, num_held_out, job_labels(job.task.kind, known), places)
-        findings += find_in_job(job, facts, HELD_OUT_SHARE)
-    refuse_warnings(job, map(str, findings))
-    return in_order(findings)
+    return join_findings(job, facts, findings)
+
+
+def join_findings(
+    job: JobConfig, facts: JobFacts | None, of_clusters: Iterable[Finding]
+) -> list[Finding]:
+    """Returns the findings about a job whose files are on this machine, those about all clusters first within warnings and notes.
+
+    Args:
+        facts: What was counted in the data of all clusters; `None` if that is not known yet.
+        of_clusters: The findings of each cluster.
+
+    Raises:
+        InvalidInputError: There are warnings, and `data.strict` is set.
+    """
+    of_job = [] if facts is None else find_in_job(job, facts, HELD_OUT_SHARE)
+    found = in_order([*_repeated_files(job), *of_job, *of_clusters])
+    refuse_warnings(job, map(str, found))
+    return found
 
 
 def job_labels(kind: str, labels: Iterable[str]) -> list[str]:

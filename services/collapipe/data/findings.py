@@ -9,6 +9,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from collapipe.errors import InvalidInputError
@@ -22,6 +23,8 @@ _NAMED = 8
 """Most labels that another finding names."""
 _FEW_HELD_OUT_ROWS = 100
 """With fewer of them, one row more that is right changes a metric by more than 1 %."""
+_FEWEST_OF_SCRIPT, _LEAST_SHARE_OF_SCRIPT = 2, 0.01
+"""Fewer translations with other letters are names, and no mistake."""
 _FATES_OF_LONG_ROWS = {
     "ner": ("are cut", "are cut, so that the words that are cut off count as misses"),
     "translation": ("are cut", "are cut, but BLEU compares with the whole translation"),
@@ -99,7 +102,7 @@ class RowFacts:
     """The first row with each class or type."""
     blank: Counted = field(default_factory=Counted)
     repeated: Counted = field(default_factory=Counted)
-    """Rows that are like an earlier one, apart from blanks and case."""
+    """Rows that are like an earlier one, as `folded` compares."""
     contradicting: Counted = field(default_factory=Counted)
     """Rows with the text of an earlier one, but another label."""
     untranslated: Counted = field(default_factory=Counted)
@@ -125,7 +128,7 @@ class DataFacts:
 
 
 def find(facts: DataFacts) -> list[Finding]:
-    """Returns the findings about the data of one cluster."""
+    """Returns the findings about the data of one cluster. Their number does not depend on the data's size."""
     found = [finding for source in facts.sources for finding in find_in_source(source)]
     shared = facts.shared
     if shared.number:
@@ -160,9 +163,10 @@ def _in_rows(rows: RowFacts, which: str) -> Iterator[Finding]:
             f"in {rows.untranslated.number} of {rows.num_rows} {which} rows the translation is the source itself, this one first",
             "translate or remove them",
         )
-    common = max(rows.scripts, key=lambda each: rows.scripts[each].number, default="")
-    for script, count in rows.scripts.items():
-        if script != common:
+    by_number = sorted(rows.scripts, key=lambda each: rows.scripts[each].number, reverse=True)
+    for common, script in pairwise(by_number[:2]):
+        count = rows.scripts[script]
+        if count.number >= max(_FEWEST_OF_SCRIPT, _LEAST_SHARE_OF_SCRIPT * rows.num_rows):
             yield _warning(
                 count.place,
                 f"{count.number} of {rows.num_rows} {which} rows have translations in {script} letters, this one first, but most "
@@ -203,13 +207,19 @@ def _in_labels(facts: DataFacts) -> Iterator[Finding]:
     one = "entity" if facts.kind == "ner" else "row"
     labels = train.labels + held_out.labels
     places = held_out.label_places | train.label_places
-    for alike in alike_labels(places):
-        listed = ", ".join(
-            f"{label!r} ({_number(labels[label], one)}, {places[label]})" for label in alike
+    if groups := alike_labels(places):
+        listed = say_some(
+            [
+                " and ".join(
+                    f"{label!r:.40} ({_number(labels[label], one)}, {places[label]})"
+                    for label in alike[:_NAMED]
+                )
+                for alike in groups
+            ]
         )
         yield _warning(
-            places[alike[0]],
-            f"these labels differ only in case, blanks or the way of writing, but are {len(alike)} classes: {listed}",
+            places[groups[0][0]],
+            f"these labels differ only in case, blanks or the way of writing, but are {sum(map(len, groups))} classes: {listed}",
             "write them alike",
         )
     if train.labels:
@@ -422,15 +432,17 @@ def alike_labels(labels: Iterable[str]) -> list[list[str]]:
     """Returns the groups of labels that differ only in case, blanks or the way of writing, each sorted."""
     groups: dict[str, list[str]] = {}
     for label in sorted(labels):
-        groups.setdefault(folded(label), []).append(label)
+        key = folded(label)
+        groups.setdefault(repr(float(key)) if _NUMBER.fullmatch(key) else key, []).append(label)
     return [group for group in groups.values() if len(group) > 1]
 
 
 def folded(text: str) -> str:
     """Returns a text without what readers overlook: case, kinds and numbers of blanks, invisible characters, forms of letters."""
-    text = unicodedata.normalize("NFKC", text).casefold()
-    text = " ".join("".join(c for c in text if unicodedata.category(c) != "Cf").split())
-    return repr(float(text)) if _NUMBER.fullmatch(text) else text
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(c for c in text if unicodedata.category(c) != "Cf")
+    return " ".join(text.casefold().split())
 
 
 def _number(number: int, what: str) -> str:

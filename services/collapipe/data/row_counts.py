@@ -4,11 +4,15 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts
+from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts, folded
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.job import LABELLING_TASKS
 
 _LETTERS_LOOKED_AT = 12
+_SCRIPTS = dict.fromkeys(
+    ("Cjk", "Hiragana", "Katakana", "Katakana-hiragana", "Ideographic"), "Chinese or Japanese"
+)
+"""Alphabets that one language mixes, by the first word of the names of their letters."""
 
 
 def count_rows(
@@ -65,7 +69,7 @@ class _Counter:
         if kind == "causal_lm" and not row.texts[0].strip():
             facts.blank.add(row.place)
             return -1
-        text = _hash(*(" ".join(text.split()).casefold() for text in row.texts))
+        text = _hash(*map(folded, row.texts))
         labels = _hash(*row.labels) if kind in LABELLING_TASKS else 0
         if text not in self.labels_of_texts:
             self.labels_of_texts[text] = labels
@@ -93,6 +97,8 @@ def _hash(*parts: str) -> int:
 
 def _script(text: str) -> str:
     """Returns the alphabet of most of the first letters, such as "Latin"; "" without a letter."""
-    letters = [c for c in text[: 4 * _LETTERS_LOOKED_AT] if c.isalpha()][:_LETTERS_LOOKED_AT]
-    names = [unicodedata.name(letter, "").partition(" ")[0] for letter in letters]
-    return max(sorted(set(names)), key=names.count, default="").capitalize()
+    start = unicodedata.normalize("NFKC", text[: 4 * _LETTERS_LOOKED_AT])
+    letters = [c for c in start if c.isalpha()][:_LETTERS_LOOKED_AT]
+    names = [unicodedata.name(letter, "").partition(" ")[0].capitalize() for letter in letters]
+    scripts = [_SCRIPTS.get(name, name) for name in names]
+    return max(sorted(set(scripts)), key=scripts.count, default="")

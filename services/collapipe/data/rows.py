@@ -6,11 +6,11 @@ found late.
 
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from collapipe.data.columns import Sample, find_columns, settle_columns
+from collapipe.data.columns import find_columns, settle_columns
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
@@ -104,13 +104,16 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
 
 
 def settle_columns_of(
-    record: Mapping[str, Any], kind: str, data: DataConfig, place: str, sample: Sample
+    records: Iterable[Mapping[str, Any]], kind: str, data: DataConfig, place: str
 ) -> tuple[DataConfig, str]:
-    """Does what `settle_columns` does, given the first record of a file."""
-    record = _unnested(record, kind, data)
-    if kind == "instruction" and data.messages_column in record:
+    """Does what `settle_columns` does, given the first records of a file, which may have different columns."""
+    values: dict[str, list[Any]] = {}
+    for record in records:
+        for name, value in _unnested(record, kind, data).items():
+            values.setdefault(name, []).append(value)
+    if kind == "instruction" and data.messages_column in values:
         return data, ""
-    return settle_columns(record, kind, data, place, sample)
+    return settle_columns(values, kind, data, place, lambda: values)
 
 
 def clean_label(label: str) -> str:

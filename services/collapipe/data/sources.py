@@ -178,23 +178,23 @@ class JsonLinesFile(FileRows):
                 )
             if lines.is_first and not rows:
                 self._settled, self.facts.columns = settle_columns_of(
-                    record, self._kind, self._data, f"{self.name}:{line}", partial(_sample, lines)
+                    _sample(lines) or [record], self._kind, self._data, f"{self.name}:{line}"
                 )
             rows.append(make_row(record, self._kind, self._settled, self.name, line))
         return rows, len(lines.lines)
 
 
-def _sample(lines: Unread) -> Mapping[str, Sequence[Any]]:
-    """Returns values of the columns of some JSON Lines."""
-    values: dict[str, list[Any]] = {}
+def _sample(lines: Unread) -> list[Mapping[str, Any]]:
+    """Returns the objects in the first lines."""
+    records: list[Mapping[str, Any]] = []
     for line in lines.lines[:_NUM_SAMPLES]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        for name, value in record.items() if isinstance(record, dict) else ():
-            values.setdefault(name, []).append(value)
-    return values
+        if isinstance(record, dict):
+            records.append(record)
+    return records
 
 
 class CsvFile(FileRows):

@@ -4,9 +4,8 @@ They are read once. Their rows have no lines, so messages name the number of the
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -138,9 +137,7 @@ def make_rows(
     first = list(islice(records, _NUM_SAMPLES))
     columns = ""
     if first:
-        data, columns = settle_columns_of(
-            first[0], kind, data, f"{name}:1", partial(_sample, first)
-        )
+        data, columns = settle_columns_of(first, kind, data, f"{name}:1")
     rows = []
     for number, record in enumerate(chain(first, records), start=1):
         if kind in LABELLING_TASKS and features:
@@ -151,10 +148,6 @@ def make_rows(
                 record = {**record, column: _named(record[column], names, what)}
         rows.append(make_row(record, kind, data, name, number))
     return Table(rows, columns)
-
-
-def _sample(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Sequence[Any]]:
-    return {name: [record.get(name) for record in records] for name in records[0]}
 
 
 def _class_names(feature: Any) -> list[str] | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from collapipe.data.cluster_rows import labels_in_order
 from collapipe.data.findings import (
     JobFacts,
+    few_held_out_rows,
     find_in_job,
     lines_in_order,
     refuse_warnings,
@@ -91,15 +92,16 @@ class JobPreparation:
         loaded = self._load_data(hosts, known)
         labels = document.labels if known else labels_in_order(d.labels for d in loaded)
         vocabulary = known or loaded[0].vocabulary
+        findings = describe_data(self._progress.job, loaded, labels)
+        if known is None:
+            refuse_warnings(self._progress.job, findings)
         notes = [
-            *describe_data(self._progress.job, loaded, labels),
+            *shortened(findings),
             say_passes(self._progress.job, [data.num_rows for data in loaded]),
         ]
-        if known is None:
-            refuse_warnings(self._progress.job, notes)
         if notes != self._notes:
             self._notes = notes
-            for note in shortened(notes):
+            for note in notes:
                 self._progress.publish(data_note=scheduler_pb2.DataNote(message=note))
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
         request = edge_server_pb2.PrepareJobRequest(
@@ -225,7 +227,7 @@ def describe_data(
     loaded: Sequence[control_unit_pb2.PrepareDataResponse],
     labels: Sequence[str],
 ) -> list[str]:
-    """Says what a person should know about the data of a job, warnings first.
+    """Says what a person should know about the data of a job: warnings first, and of both kinds those about all clusters first.
 
     Args:
         loaded: The answer of each cluster.
@@ -234,7 +236,6 @@ def describe_data(
     places = first_places(
         (each.label, each.place) for data in loaded for each in data.held_out_labels
     )
-    notes = [note[:_MOST_CHARACTERS] for data in loaded for note in data.notes]
     facts = JobFacts(
         num_train=sum(data.num_rows for data in loaded),
         num_held_out=sum(data.num_held_out_rows for data in loaded),
@@ -245,4 +246,10 @@ def describe_data(
             sum(data.num_long_held_out_rows for data in loaded),
         ),
     )
-    return lines_in_order([*notes, *map(str, find_in_job(job, facts, HELD_OUT_SHARE))])
+    if job.privacy.is_on:  # Control units tell only the numbers of rows.
+        few = few_held_out_rows(job.task.kind, facts.num_held_out)
+        found = [] if few is None else [few]
+    else:
+        found = find_in_job(job, facts, HELD_OUT_SHARE)
+    notes = [note[:_MOST_CHARACTERS] for data in loaded for note in data.notes]
+    return lines_in_order([*map(str, found), *notes])

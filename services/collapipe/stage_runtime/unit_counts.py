@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from collapipe.data.cluster_rows import labels_in_order
-from collapipe.data.findings import JobFacts, find_in_job, in_order
-from collapipe.data.hold_out import HELD_OUT_SHARE
+from collapipe.data.cluster_rows import join_findings, labels_in_order
+from collapipe.data.findings import JobFacts
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.evaluation import first_places
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
@@ -97,12 +96,7 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, Any]]:
                 sum(task.num_long_held_out_rows for task in tasks),
             ),
         )
-        found = in_order(
-            [
-                *(finding for task in tasks for finding in task.findings),
-                *find_in_job(job, facts, HELD_OUT_SHARE),
-            ]
-        )
+        found = join_findings(job, facts, (each for task in tasks for each in task.findings))
         warnings = tuple(str(each) for each in found if each.severity == "warning")
         told = {
             "notes": (note, *(str(each) for each in found if each.severity != "warning")),

@@ -51,7 +51,7 @@ def _estimate(line: list[str], *, input: str, **options: object) -> "CompletedPr
         count = partial(count_jobs, timed=request.core_share is not None)
         answer = Estimator(request, count).estimate().model_dump_json()
     except (CollapipeError, ValidationError) as error:
-        return CompletedProcess(line, 2, "", str(error))
+        return CompletedProcess(line, 2, "", "; ".join(str(error).splitlines()))
     return CompletedProcess(line, 0, answer, "")
 
 
@@ -72,6 +72,28 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return ["train", "--dry-run", "--preset", "classification", *options]
+
+
+def test_dry_run_refuses_a_strict_job_of_texts_with_few_held_out_rows(
+    job: list[str], tmp_path: Path
+) -> None:
+    rows = "".join(f"question {number},answer {number}\n" for number in range(40))
+    for name in ("rows.csv", "test.csv"):
+        text = f"prompt,completion\n{rows}".replace("question", name)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    asked = [each if each != "classification" else "instruction" for each in job]
+    for setting in ("data.source=files", "clusters=1", "devices_per_cluster=2"):
+        asked += ["--set", setting]
+    [estimate] = run_json(*asked)["estimates"]
+    assert any("only 40 rows" in each for each in estimate["warnings"])
+    refused = run(*asked, "--strict", code=2).stderr
+    assert "data.strict" in refused and "only 40 rows" in refused
+
+
+def test_dry_run_names_a_file_that_two_clusters_have(job: list[str]) -> None:
+    asked = [*job, "--set", 'data.train=["rows.csv", "rows.csv"]', "--set", "clusters=2"]
+    [estimate] = run_json(*asked, "--set", "devices_per_cluster=2")["estimates"]
+    assert any("clusters 0 and 1" in each for each in estimate["warnings"])
 
 
 def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path: Path) -> None:
@@ -104,7 +126,7 @@ def test_data_set_in_a_folder_of_this_machine_is_read(job: list[str], tmp_path: 
     options = [part for each in (*hub, "clusters=1") for part in ("--set", each)]
     answer = run_json(*job, *options, "--set", "devices_per_cluster=2")
     assert answer["estimates"][0]["notes"][0] == "40 training rows, 4 held-out rows, 2 labels"
-    leak, few = answer["estimates"][0]["warnings"][-2:]
+    few, leak = answer["estimates"][0]["warnings"][-2:]
     assert "4 of 4 held-out rows" in leak and "only 4 rows" in few
 
 

@@ -1,6 +1,7 @@
 """What a control unit starts, draws, refuses and reports in a round."""
 
 import gc
+import json
 import threading
 import weakref
 from collections import defaultdict
@@ -85,7 +86,41 @@ def test_counts_of_rows_of_a_private_job_are_not_told(
     request = PrepareDataRequest(job=JobSpec(job_id="job", config_json=job.to_json()))
     *_, answer = make_cluster(job).control_unit().PrepareData(request, timeout=SECONDS)
     assert (answer.num_rows, answer.num_first_rows) == (21, 0)
-    assert bool(answer.notes) == (not is_private)
+    told = answer.notes, answer.held_out_labels
+    assert [bool(each) for each in told] == [not is_private] * 2
+
+
+@pytest.mark.parametrize("mistake", ["a strict job", "labels", "a row", "an appended row"])
+def test_errors_about_rows_of_a_private_job_are_only_in_the_log(
+    make_cluster: MakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, mistake: str
+) -> None:
+    job = make_job(tmp_path, privacy={"noise_multiplier": 1.0, "clip_norm": 1.0})
+    cluster = make_cluster(job)
+    rows = [{"text": f"text {n}", "label": f"secret {n // 2}"} for n in range(40)]
+    if mistake == "a strict job":
+        rows.append(rows[0] | {"label": "secret 9"})
+        strict = job.data.model_copy(update={"strict": True})
+        cluster.job = job.model_copy(update={"data": strict})
+    elif mistake == "labels":
+        rows = [row | {"label": f"secret {n}"} for n, row in enumerate(rows)]
+    elif mistake == "a row":
+        rows.append({"text": "secret"})
+    file = tmp_path / "train-0.jsonl"
+    if mistake == "an appended row":
+        with file.open("a", encoding="utf-8") as appended:
+            appended.write('{"secret": 1}\n')
+    else:
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with pytest.raises(grpc.RpcError) as raised:
+        if mistake == "an appended row":
+            cluster.run_round(SPREAD)
+        else:
+            cluster.prepare()
+    told = str(raised.value)
+    assert grpc.StatusCode.INVALID_ARGUMENT.name in told
+    assert "log" in told
+    assert not any(each in told for each in ("secret", file.name))
+    assert file.name in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from collapipe.data.cluster_rows import check_data
+from collapipe.data.cluster_rows import check_data, join_findings
 from collapipe.data.findings import (
     MOST_LINES,
     Finding,
+    JobFacts,
     alike_labels,
     find,
     folded,
@@ -60,7 +61,9 @@ def test_at_most_20_labels_are_listed_the_largest_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["text 7", " text  7 ", "TEXT 7", "text\u00a07"], ids=["same", "blanks", "case", "NBSP"]
+    "text",
+    ["text 7", " text  7 ", "TEXT 7", "text\u00a07", "te\u200bxt 7", "ｔｅｘｔ 7"],
+    ids=["same", "blanks", "case", "NBSP", "invisible", "wide"],
 )
 def test_held_out_row_that_is_a_training_row_is_named(text: str) -> None:
     [leak] = warnings(TRAIN, [*HELD_OUT, (text, "n")])
@@ -101,6 +104,13 @@ def test_labels_that_look_alike_are_named_with_their_numbers(one: str, other: st
     assert f"{other!r} (1 row, train:43)" in found.what
 
 
+def test_many_alike_labels_are_one_warning_that_names_some() -> None:
+    pairs = [(f"row {n}", f"{'aA'[n % 2]} {n // 2:03}") for n in range(600)]
+    [found] = warnings(pairs, HELD_OUT)
+    assert " 600 classes" in found.what and len(str(found)) < 1000
+    assert "'A 000' (1 row, train:2) and 'a 000' (1 row, train:1), 'A 001'" in found.what
+
+
 def test_label_of_a_held_out_row_may_look_like_one_of_a_training_row() -> None:
     [found] = warnings(TRAIN, [*HELD_OUT, ("a", "P")])
     assert "'P' (1 row, held-out:121)" in found.what
@@ -125,17 +135,45 @@ def test_translations_that_are_their_source_or_in_other_letters_are_named() -> N
     rows = [
         Row("train", line, (f"a river {line}", f"ein Fluss {line}"), ()) for line in range(1, 9)
     ]
-    rows += [Row("train", 9, ("a river", "a river"), ()), Row("train", 10, ("a b", "река"), ())]
+    rows += [Row("train", 9, ("a river", "a river"), ())]
+    rows += [Row("train", line, (f"a {line}", "река"), ()) for line in (10, 11)]
     found = find(count_rows("translation", [SourceFacts("train")], rows, []))
     same, script = [each for each in found if each.severity == "warning"]
     assert (same.place, script.place) == ("train:9", "train:10")
     assert "Cyrillic" in script.what
 
 
+def scripts_of(targets: Sequence[str]) -> list[str]:
+    """Returns the places of warnings about translations whose sources are all different."""
+    rows = [Row("train", n, (f"row {n}", text), ()) for n, text in enumerate(targets, 1)]
+    found = find(count_rows("translation", [SourceFacts("train")], rows, []))
+    return [each.place for each in found if each.severity == "warning"]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["東京都", "ありがとう", "コンピューター", "ｺﾝﾋﾟｭｰﾀｰ", "々々", "ーー"] * 9,
+        ["ありがとう"] * 999 + ["Sony"] * 3,
+        ["река"] * 9 + ["Sony"],
+        ["río", "ﬁne", "Ｓｏｎｙ", "𝐒𝐨𝐧𝐲"] * 9,
+    ],
+    ids=["Japanese", "brands", "one brand", "Latin"],
+)
+def test_letters_of_one_language_and_single_names_are_no_warning(targets: list[str]) -> None:
+    assert scripts_of(targets) == []
+
+
+@pytest.mark.parametrize("others", [2, 10])
+def test_letters_of_a_hundredth_of_the_translations_are_a_warning(others: int) -> None:
+    rows = ["река"] * (100 * others - others)
+    assert scripts_of([*rows, *["ありがとう"] * others]) == [f"train:{len(rows) + 1}"]
+
+
 def test_blank_texts_of_a_language_model_are_counted() -> None:
     rows = [Row("train", line, (text,), ()) for line, text in enumerate(["a", "", " "], 1)]
     [note] = find(count_rows("causal_lm", [SourceFacts("train")], rows, []))
-    assert note.place == "train:2" and " 2 blank " in note.what
+    assert note.place == "train:2" and "2 blank" in note.what
 
 
 def test_labels_that_the_limit_of_rows_leaves_out_are_named() -> None:
@@ -258,3 +296,18 @@ def test_files_of_clusters_are_told_together(write: Write) -> None:
     [few] = [each for each in found if "only 2 rows" in each]
     assert sum(" 2 labels" in each for each in found) == 2
     assert [each.startswith("warning: ") for each in (unknown, few)] == [True, True]
+
+
+def test_findings_about_all_clusters_come_first_and_count_in_a_strict_job(write: Write) -> None:
+    train = write("a.jsonl", TRAIN)
+    facts = JobFacts(40, 5, ["p", "n"], {"p": "b:1"}, (3, 0))
+    of_clusters = [Finding("warning", "a", "b"), Finding("note", "c", "d")]
+    job = job_of(2, train=[train, train])
+    found = join_findings(job, facts, of_clusters)
+    places = [each.place for each in found]
+    assert places[:3] == [train, "held-out data", "a"]
+    assert places[3:] == ["data.held_out is not set", "task.max_length", "c"]
+    strict = job_of(1, strict=True, train=train)
+    assert join_findings(strict, None, of_clusters[1:]) == of_clusters[1:]
+    with pytest.raises(InvalidInputError, match=r"data\.strict.* 1: "):
+        join_findings(strict, facts, [])

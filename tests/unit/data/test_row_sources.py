@@ -699,6 +699,17 @@ def test_column_of_few_values_is_not_taken_as_text_for_its_usual_name(tmp_path: 
         open_text(tmp_path, "a.csv", content).read()
 
 
+@pytest.mark.parametrize("is_array", [False, True])
+def test_column_that_the_first_record_lacks_is_not_dropped(tmp_path: Path, is_array: bool) -> None:
+    """An Alpaca row whose `input` is empty may lack it."""
+    records = [{"instruction": "name a river", "output": "Elbe"}] * 2
+    records.append({"instruction": "translate", "input": "a river", "output": "ein Fluss"})
+    lines = "\n".join(map(json.dumps, records))
+    text = json.dumps(records) if is_array else f"\n{lines}\n"
+    with pytest.raises(InvalidInputError, match=r"found: 'instruction', 'output', 'input'\)"):
+        open_text(tmp_path, "a.json", text, "instruction").read()
+
+
 def test_two_columns_with_usual_names_are_not_guessed(tmp_path: Path) -> None:
     content = csv_of({"title": TEXTS, "body": TEXTS, "class": CLASSES})
     with pytest.raises(InvalidInputError, match="has no column 'text'"):

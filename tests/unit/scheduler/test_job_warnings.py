@@ -3,15 +3,19 @@
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from collapipe.data.findings import MOST_LINES
+from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
 from collapipe.job import JobConfig
+from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.job_preparation import describe_data
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_preparation import JobPreparation, describe_data
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.job_warnings import (
@@ -26,7 +30,7 @@ from collapipe.scheduler.job_warnings import (
 )
 from collapipe.scheduler.unusual_changes import UnusualChanges, unusual_clusters
 from collapipe.telemetry.sources import Series
-from collapipe.v1 import scheduler_pb2
+from collapipe.v1 import control_unit_pb2_grpc, edge_server_pb2_grpc, scheduler_pb2
 from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
 from collapipe.v1.job_pb2 import Evaluation, RoundSummary
 from collapipe.v1.plan_pb2 import Plan, Stage
@@ -39,7 +43,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client import load_preset
 
-from .jobs import job, published
+from .jobs import hosts, job, published, serving
 
 
 def with_data(kind: str = "classification", **data: Any) -> JobConfig:
@@ -134,6 +138,86 @@ def test_long_rows_of_all_clusters_are_told(kind: str, said: list[str]) -> None:
     asked = with_data(kind, held_out="b.jsonl")
     [note] = described(asked, data, [])
     assert all(words.format(asked.task.max_length) in note for words in said)
+
+
+def test_findings_about_all_clusters_come_before_those_of_clusters() -> None:
+    data = [loaded(50, 8, warm="a:1")]
+    data[0].notes.extend(["a: a note", "warning: a: b: c"])
+    lines = describe_data(with_data(), data, ["cold", "warm"])
+    starts = ["warning: held-out data", "warning: a: b: c", "data.held_out is not set", "a: a note"]
+    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+
+
+class Hosts(
+    control_unit_pb2_grpc.ControlUnitServiceServicer, edge_server_pb2_grpc.EdgeServerServiceServicer
+):
+    """A control unit with 100 held-out rows and some notes, and an edge server that refuses the job."""
+
+    notes: Sequence[str] = ()
+
+    def PrepareData(self, request: Any, context: Any) -> Iterator[PrepareDataResponse]:
+        found = loaded(50, 100)
+        found.notes.extend(self.notes)
+        yield found
+
+    def PrepareJob(self, request: Any, context: Any) -> Iterator[Any]:
+        raise WrongStateError("the edge server was asked")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Hosts, str]]:
+    def add(servicer: Hosts, server: Any) -> None:
+        control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(servicer, server)
+        edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(servicer, server)
+
+    each = Hosts()
+    with serving(each, add) as address:
+        yield each, address
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_strict", "is_resumed", "error"),
+    [
+        (["warning: a: b: c"], True, False, InvalidInputError),
+        (["warning: a: b: c"], True, True, WrongStateError),
+        (["warning: a: b: c"], False, False, WrongStateError),
+        (["a: b"], True, False, WrongStateError),
+        ([f"a:{n}: b" for n in range(100)], False, False, WrongStateError),
+        ([f"a:{n}: b" for n in range(101)], False, False, PeerFaultyError),
+    ],
+)
+def test_warnings_stop_a_new_strict_job_and_a_flood_of_notes_is_refused(
+    served: tuple[Hosts, str],
+    store: JobStore,
+    events: EventLog,
+    channels: ChannelPool,
+    notes: list[str],
+    is_strict: bool,
+    is_resumed: bool,
+    error: type[CollapipeError],
+) -> None:
+    served[0].notes = notes
+    config = job(more={"data": {"held_out": "b.jsonl", "strict": is_strict}})
+    progress = JobProgress(store.create(config), store, events)
+    progress.document.vocabulary_digest = "0" * 64 if is_resumed else ""
+    of = hosts()
+    for host in (of.edge_server, of.clusters[0].control_unit):
+        host.address, host.incarnation = served[1], "first"
+    with pytest.raises(error):
+        JobPreparation(progress, channels, HostCalls(60.0)).prepare(of)
+    told = [each.data_note.message for each in published(events) if each.HasField("data_note")]
+    if error is WrongStateError:
+        assert len(told) == min(len(notes), MOST_LINES) + 1
+        assert "times the 50 training rows" in told[-1]
+    else:
+        assert told == []
+
+
+def test_page_of_a_private_job_has_no_places_and_no_counts_but_those_of_rows() -> None:
+    config = job(more={"privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0}})
+    [few] = describe_data(config, [loaded(50, 8), loaded(50, 7)], ["cold", "warm"])
+    assert few.startswith("warning: ") and "15 rows" in few
+    assert describe_data(config, [loaded(500, 100)], ["cold", "warm"]) == []
 
 
 def trouble(seconds: int, num_failures: int = 1) -> JobTrouble:
