@@ -66,9 +66,10 @@ PARTS: Mapping[str, Part] = {
         "-m benchmarks.load --hosts 1000 --seconds 1800", ("services/collapipe/scheduler",)
     ),
     "growth": Part(f"{_PYTEST} tests/campaign/test_growth.py"),
+    "exports": Part(f"{_PYTEST} tests/campaign/test_exports.py"),
     "rates": Part(
         f"{_PYTEST} tests/campaign --ignore tests/campaign/test_exactness.py "
-        "--ignore tests/campaign/test_growth.py"
+        "--ignore tests/campaign/test_growth.py --ignore tests/campaign/test_exports.py"
     ),
     "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "clients", "tests")),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from collapipe.codec_numbers import CODEC_NAMES
+from collapipe.evaluation import evaluation_delay
 from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.v1.plan_pb2 import LinkPlan, Plan
 from collapipe.v1.scheduler_pb2 import ExplainDecisionResponse, RoundCommitted
@@ -108,8 +109,10 @@ class RoundRecord:
             told = f"predicted {predicted:.2f} s"
         if self.committed is None:
             return f"{told}, not committed yet"
-        evaluation = max((s.evaluation_seconds for s in self.committed.summaries), default=0.0)
-        rest = f", of which up to {evaluation:.2f} s evaluate the model" if evaluation else ""
+        late = set(self.committed.late_clusters)
+        in_time = [s for index, s in enumerate(self.committed.summaries) if index not in late]
+        evaluation = evaluation_delay(in_time)
+        rest = f", of which {evaluation:.2f} s evaluated the model" if evaluation else ""
         return f"{told}, measured {self.committed.round_seconds:.2f} s{rest}"
 
     def cluster(self, plan: Plan) -> ClusterTable:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from collapipe.evaluation import evaluation_delay
 from collapipe.unit_names import unit_words
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
 from collapipe.v1.plan_pb2 import Stage
@@ -88,7 +89,7 @@ class JobView:
         attempt: From 0.
         evaluation: The last one; `None` before the first.
         round_seconds: Duration of the last committed round; `None` before the first.
-        evaluation_seconds: How long its clusters evaluated the model, at most.
+        evaluation_seconds: By how many seconds the evaluation delayed that round.
         late_clusters: The clusters without which it was committed.
         ended_early: The clusters that trained fewer mini-batches than others in it: index, trained mini-batches, and all.
         privacy_loss: What private updates have revealed; `None` if updates are not private.
@@ -160,7 +161,7 @@ def _round_view(committed: RoundCommitted) -> RoundView:
 def _evaluation_seconds(committed: RoundCommitted) -> float:
     late = set(committed.late_clusters)
     in_time = [s for index, s in enumerate(committed.summaries) if index not in late]
-    return max((summary.evaluation_seconds for summary in in_time), default=0.0)
+    return evaluation_delay(in_time)
 
 
 def _ended_early(committed: RoundCommitted) -> tuple[tuple[int, int, int], ...]:

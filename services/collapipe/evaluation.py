@@ -5,7 +5,7 @@ metric is that of all rows together, however they are divided. This module impor
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -79,6 +79,25 @@ def make_evaluation(kind: str, sums: Sums, num_rounds: int) -> job_pb2.Evaluatio
         num_rows=int(sums[ROWS]),
         one_answer=_is_one_answer(kind, sums),
         definitions=_define_metrics(kind, sums),
+    )
+
+
+def measured_seconds(summary: job_pb2.RoundSummary) -> float:
+    """Returns how long a round took a cluster, its evaluation included."""
+    return (
+        summary.configure_seconds
+        + summary.evaluation_seconds
+        + summary.training_seconds
+        + summary.gather_seconds
+    )
+
+
+def evaluation_delay(summaries: Sequence[job_pb2.RoundSummary]) -> float:
+    """Returns by how many seconds the evaluation delayed a round, given its clusters that are not late."""
+    if not summaries:
+        return 0.0
+    return max(map(measured_seconds, summaries)) - max(
+        measured_seconds(summary) - summary.evaluation_seconds for summary in summaries
     )
 
 

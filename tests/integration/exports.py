@@ -82,6 +82,18 @@ def cases() -> Iterator[Case]:
                 yield Case(family, kind, origins[-1], True, "float16")
 
 
+def some_cases() -> list[Case]:
+    """Chooses the cases that are the first of their family with or without LoRA, of their task and origin, or of their type."""
+    seen: set[Any] = set()
+    chosen = []
+    for case in cases():
+        new = {(case.family, case.lora), (case.kind, case.origin), case.dtype}
+        if not new <= seen:
+            seen |= new
+            chosen.append(case)
+    return chosen
+
+
 def make_job_of(case: Case, folder: Path, **changes: Any) -> JobConfig:
     """Writes the data and the pretrained directory of a case. Returns its job."""
     lora = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"} if case.lora else None

@@ -7,6 +7,8 @@ from typing import Any
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
+NUM_SAMPLES = 200
+"""Rows that are looked at to guess the meaning of columns."""
 Sample = Callable[[], Mapping[str, Sequence[Any]]]
 """Returns some values of each column."""
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from collapipe.data.appended_file import AppendedFile, Unread
-from collapipe.data.columns import settle_columns
+from collapipe.data.columns import NUM_SAMPLES, settle_columns
 from collapipe.data.findings import SourceFacts
 from collapipe.data.rows import (
     Row,
@@ -49,8 +49,6 @@ _COMPRESSED = {
     ".tgz": "tar -xzf",
 }
 """What unpacks a file, by its suffix."""
-_NUM_SAMPLES = 200
-"""Rows that are looked at to guess the meaning of columns."""
 _DOCUMENT_START = "-DOCSTART-"
 
 
@@ -187,7 +185,7 @@ class JsonLinesFile(FileRows):
 def _sample(lines: Unread) -> list[Mapping[str, Any]]:
     """Returns the objects in the first lines."""
     records: list[Mapping[str, Any]] = []
-    for line in lines.lines[:_NUM_SAMPLES]:
+    for line in lines.lines[:NUM_SAMPLES]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
@@ -301,7 +299,7 @@ class CsvFile(FileRows):
     def _sample(self, names: Sequence[str], below: Sequence[str]) -> Mapping[str, Sequence[Any]]:
         """Returns values of the columns in some lines."""
         rows: list[list[str]] = []
-        for text in below[:_NUM_SAMPLES]:
+        for text in below[:NUM_SAMPLES]:
             try:
                 rows += csv.reader([text], delimiter=self._separator)
             except csv.Error:

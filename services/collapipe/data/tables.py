@@ -10,13 +10,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from collapipe.data.columns import find_columns
+from collapipe.data.columns import NUM_SAMPLES, find_columns
 from collapipe.data.rows import Row, make_row, settle_columns_of
 from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, DataConfig
 
 _BATCH_ROWS = 1000
-_NUM_SAMPLES = 200
 _PACKAGE = "needs the package datasets: pip install datasets"
 
 
@@ -134,7 +133,7 @@ def make_rows(
         name: What messages call the data.
     """
     records = iter(records)
-    first = list(islice(records, _NUM_SAMPLES))
+    first = list(islice(records, NUM_SAMPLES))
     columns = ""
     if first:
         data, columns = settle_columns_of(first, kind, data, f"{name}:1")

@@ -29,12 +29,15 @@ def read_generation_settings(directory: Path) -> dict[str, Any]:
     from transformers import GenerationConfig
 
     path = directory / "generation_config.json"
+    has_file = path.is_file()
+    if not has_file:
+        path = directory / "config.json"
     try:
-        if path.is_file():
-            settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        else:
-            config: Any = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-            settings = GenerationConfig.from_model_config(config).to_diff_dict()
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
+            raise TypeError(f"it is no JSON object, but of type {type(settings).__name__}")
+        if not has_file:
+            settings = GenerationConfig.from_model_config(settings).to_diff_dict()
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
             f"{path}: its settings cannot be used: {error}; copy it again, or remove it"

@@ -249,11 +249,13 @@ class JobStore:
                 document.status()  # refuses a job file of another version
             except (CorruptDataError, InvalidInputError, ValueError, OSError) as error:
                 logger.error("the job in %s is left out, the others are not: %s", path, error)
-                self._unreadable[path.parent.name] = (
-                    str(error)
-                    if isinstance(error, CorruptDataError)
-                    else f"{path} cannot be read ({error}): use the version of CollaPipe that wrote it"
-                )
+                if isinstance(error, OSError):
+                    reason = f"{path} cannot be read ({error}): mend its permissions or its disk, and restart the scheduler"
+                elif isinstance(error, CorruptDataError):
+                    reason = str(error)
+                else:
+                    reason = f"{path} cannot be read ({error}): use the version of CollaPipe that wrote it"
+                self._unreadable[path.parent.name] = reason
                 continue
             if document.has_ended and not document.ended_at:  # An older version stored it.
                 document.ended_at = path.stat().st_mtime

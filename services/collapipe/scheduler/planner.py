@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from collapipe.allocation import RoundPlan, idle_joules, reference_seconds
 from collapipe.errors import AttemptFailedError, InfeasibleError
+from collapipe.evaluation import evaluation_delay
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import (
@@ -33,7 +34,6 @@ from collapipe.scheduler.plan_messages import to_messages
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.profiling import Explorer, profile_hosts, without_unknown
 from collapipe.scheduler.round_problem import ModelSizes, build_problem
-from collapipe.scheduler.round_sum import evaluation_delay
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates

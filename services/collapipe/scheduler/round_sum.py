@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from collapipe.evaluation import measured_seconds
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.v1 import job_pb2, scheduler_pb2
 
@@ -166,7 +167,7 @@ def _slowest(
     in_time: list[tuple[float, int]] = []
     if committed is not None:
         in_time = [
-            (_seconds(s), index)
+            (measured_seconds(s), index)
             for index, s in enumerate(committed.summaries)
             if index not in committed.late_clusters and index < len(decision.plans)
         ]
@@ -181,24 +182,6 @@ def _slowest(
             key=lambda i: clusters[i].round_seconds + later * clusters[i].migrate_seconds,
         ),
         None,
-    )
-
-
-def _seconds(summary: job_pb2.RoundSummary) -> float:
-    return (
-        summary.configure_seconds
-        + summary.evaluation_seconds
-        + summary.training_seconds
-        + summary.gather_seconds
-    )
-
-
-def evaluation_delay(summaries: Sequence[job_pb2.RoundSummary]) -> float:
-    """Returns by how many seconds the evaluation delayed a round, given its clusters that are not late."""
-    if not summaries:
-        return 0.0
-    return max(map(_seconds, summaries)) - max(
-        _seconds(summary) - summary.evaluation_seconds for summary in summaries
     )
 
 

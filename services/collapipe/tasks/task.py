@@ -105,7 +105,7 @@ class Task(ABC, Generic[E]):
 
     @property
     def labels(self) -> list[str]:
-        """Names of the labels in the cluster's training rows, sorted; none for a task without labels."""
+        """Names of the labels in the cluster's training rows, in the order of `labels_in_order`; none for a task without labels."""
         return labels_in_order(example.row.labels for example in self._train)
 
     @property

@@ -32,6 +32,7 @@ from collapipe.v1.scheduler_pb2 import (
 from collapipe_client import live_view
 from collapipe_client.live_picture import render
 from collapipe_client.live_view import PlainDisplay, event_document, make_display
+from collapipe_client.plan_tables import RoundRecord
 from collapipe_client.trouble import incident_lines, say_clock, say_trouble
 from collapipe_client.view_state import PREPARATION, JobView, apply_event, progress_lines
 
@@ -126,6 +127,17 @@ def test_time_of_the_evaluation_in_a_round_is_told_without_late_clusters() -> No
     assert view.evaluation_seconds == 4.5
     last = _lines(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))[-1]
     assert "committed in 12.5 s, of which 4.5 s " in last
+
+
+def test_evaluation_counts_only_as_far_as_it_delayed_the_round() -> None:
+    summaries = [
+        RoundSummary(training_seconds=5.0, evaluation_seconds=10.0),
+        RoundSummary(training_seconds=14.0),
+    ]
+    committed = RoundCommitted(num_rounds=1, round_seconds=15.0, summaries=summaries)
+    view = _view(_RUNNING, _STARTED, WatchJobResponse(round_committed=committed))
+    assert view.evaluation_seconds == 1.0
+    assert "of which 1.00 s " in RoundRecord({}, committed, {}).seconds()
 
 
 def test_cluster_that_ended_early_is_told_with_its_steps_and_a_late_one_is_not() -> None:

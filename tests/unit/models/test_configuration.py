@@ -1,6 +1,7 @@
 """Tests that jobs become configurations, and that errors name the mistake and the remedy."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from collapipe.job import FAMILIES, ModelConfig, TaskConfig
 from collapipe.models import ModelAdapter, adapter_for, create_config_json
 from collapipe.models.families import FAMILIES as MODEL_FAMILIES
 from collapipe.models.families import adapter_class
+from collapipe.models.generation_settings import read_generation_settings
 
 NER = TaskConfig(kind="ner")
 CAUSAL_LM = TaskConfig(kind="causal_lm")
@@ -94,6 +96,16 @@ def test_trained_end_replaces_that_of_the_directory_whose_other_settings_stay(
     expected |= {"max_new_tokens": 33, "num_beams": 1, "do_sample": False}
     assert {key: written[key] for key in expected} == expected
     assert not written.keys() & {"length_penalty", "max_length"}
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"text"', "{"])
+def test_settings_of_generation_that_are_no_object_are_refused_with_their_file(
+    tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "generation_config.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=re.escape(str(path))):
+        read_generation_settings(tmp_path)
 
 
 def test_language_model_keeps_its_other_ends_and_its_sampling(

@@ -268,6 +268,19 @@ def test_job_that_cannot_be_read_is_left_out_and_the_others_are_not(
         restarted.delete(bad, "a person asked")
 
 
+def test_job_whose_document_the_disk_does_not_give_blames_no_version(
+    tmp_path: Path, store: JobStore
+) -> None:
+    job_id = store.create(job()).job_id
+    path = tmp_path / "jobs" / job_id / "job.json"
+    path.unlink()
+    path.mkdir()
+    [listed] = JobStore(tmp_path).statuses()
+    assert (listed.job_id, listed.state) == (job_id, scheduler_pb2.JOB_STATE_UNREADABLE)
+    assert str(path) in listed.message
+    assert "version" not in listed.message
+
+
 def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path, store: JobStore) -> None:
     [job_id] = finished(store, job())
     blocked = tmp_path / "jobs" / job_id / "job.json.tmp"

@@ -406,6 +406,23 @@ def test_bottleneck_is_the_part_with_the_largest_share_that_is_shown(
     assert snapshot.bottleneck_of(predicted, [{"busy": each} for each in busy], LINKS) == found
 
 
+@pytest.mark.parametrize(
+    ("forward", "backward", "predicted", "found"),
+    [
+        (1e5, 9e5, "stage 0", ("backward link 0", 0.9)),
+        (9e5, 1e5, "stage 0", ("forward link 0", 0.9)),
+        (1e5, 9e5, "forward link 0", ("backward link 0", 0.9)),
+        (1e5, 9e5, "link 0", ("link 0", 0.9)),
+        (None, 9e5, "forward link 0", ("forward link 0", None)),
+    ],
+)
+def test_bottleneck_is_the_direction_of_a_link_that_has_the_share(
+    forward: float | None, backward: float, predicted: str, found: tuple[str, float | None]
+) -> None:
+    link = {"limit_bps": 1e6, "forward_bps": forward, "backward_bps": backward}
+    assert snapshot.bottleneck_of(predicted, [{"busy": 0.5}, {"busy": 0.6}], [link]) == found
+
+
 def test_page_names_the_host_with_the_longest_bar(world: World, document: JobDocument) -> None:
     of = hosts()
     pipeline = begin_round(world, document, of)

@@ -12,6 +12,7 @@ from dp_accounting.pld import PLDAccountant
 from pydantic import ValidationError
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputError, WrongStateError
+from collapipe.evaluation import evaluation_delay
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
@@ -22,7 +23,6 @@ from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
 from collapipe.scheduler.round_runner import RoundRunner, _check_rows
-from collapipe.scheduler.round_sum import evaluation_delay
 from collapipe.v1.control_unit_pb2 import RoundPrepared
 from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary

@@ -4,13 +4,14 @@ import time
 from collections.abc import Sequence
 
 from collapipe.errors import CollapipeError
+from collapipe.evaluation import evaluation_delay
 from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
-from collapipe.scheduler.round_sum import computing_seconds, evaluation_delay
+from collapipe.scheduler.round_sum import computing_seconds
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
 from collapipe.scheduler.web.values import (

@@ -381,10 +381,15 @@ def bottleneck_of(
     if predicted is None or None in shares.values():
         return predicted, None
     for index, link in enumerate(links):
-        rates = [link[way] for way in ("forward_bps", "backward_bps") if link[way] is not None]
-        if rates and link["limit_bps"]:
-            share = number(min(max(rates) / link["limit_bps"], 1.0), 2)
-            shares |= {f"{way}link {index}": share for way in ("forward ", "backward ", "")}
+        rates = {way: link[f"{way}_bps"] for way in ("forward", "backward")}
+        ways = {
+            f"{way} link {index}": rate / link["limit_bps"]
+            for way, rate in rates.items()
+            if rate is not None and link["limit_bps"]
+        }
+        if ways:
+            ways[f"link {index}"] = max(ways.values())
+        shares |= {name: number(min(share, 1.0), 2) for name, share in ways.items()}
     expected = f"stage {len(hosts) - 1}" if predicted == "edge server" else predicted
     if expected not in shares:
         return predicted, None
