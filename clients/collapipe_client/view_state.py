@@ -271,8 +271,6 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
         lines += [f"{prefix}{line}" for line in _cluster_changes(cluster_before, cluster)]
     if after.evaluation is not None and after.evaluation != before.evaluation:
         lines.append(say_evaluation(after.evaluation))
-        if before.evaluation is None:
-            lines += definition_lines(after.evaluation)
     if after.round_index is None and before.round_index is not None:
         late = f" {late_words(after)}" if late_words(after) else ""
         evaluation = (
