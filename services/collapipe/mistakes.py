@@ -7,6 +7,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+MOST_NAMED = 8
+"""Most names that a message lists."""
+
 _ELSEWHERE = {
     "batch_size": "mini_batch",
     "dataset": "train",
@@ -80,6 +83,11 @@ def did_you_mean(text: str, known: Sequence[str], *first: str) -> str:
     """Returns "did you mean 'x'? " with `first`, or with the known text that is most similar; else ""."""
     near = [*first, *difflib.get_close_matches(text, known, n=1)]
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def say_some(names: Sequence[str]) -> str:
+    """Writes a list of names, of which a long one is cut."""
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
 
 
 def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:

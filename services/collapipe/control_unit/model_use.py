@@ -7,10 +7,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
-from collapipe.data.findings import few_held_out_rows, in_order, long_rows, say_some, unknown_labels
+from collapipe.data.findings import few_held_out_rows, in_order, long_rows, unknown_labels
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
 from collapipe.evaluation import make_evaluation
 from collapipe.job import JobConfig
+from collapipe.mistakes import say_some
 from collapipe.models import adapter_for
 from collapipe.tasks import Task, load_task_for_use
 from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, model_use_pb2

@@ -14,13 +14,12 @@ from typing import Literal
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
+from collapipe.mistakes import MOST_NAMED, say_some
 
 MOST_LINES = 10
 """Most findings that a person gets before a training starts."""
 _MOST_LABELS = 20
 """Most labels whose numbers of rows are told."""
-_NAMED = 8
-"""Most labels that another finding names."""
 _FEW_HELD_OUT_ROWS = 100
 """With fewer of them, one row more that is right changes a metric by more than 1 %."""
 _FEWEST_OF_SCRIPT, _LEAST_SHARE_OF_SCRIPT = 2, 0.01
@@ -212,7 +211,7 @@ def _in_labels(facts: DataFacts) -> Iterator[Finding]:
             [
                 " and ".join(
                     f"{label!r:.40} ({_number(labels[label], one)}, {places[label]})"
-                    for label in alike[:_NAMED]
+                    for label in alike[:MOST_NAMED]
                 )
                 for alike in groups
             ]
@@ -451,11 +450,6 @@ def _number(number: int, what: str) -> str:
 
 def _plural(what: str) -> str:
     return f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
-
-
-def say_some(names: Sequence[str]) -> str:
-    """Writes a list of names, of which a long one is cut."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def _classes(job: JobConfig, labels: Iterable[str]) -> set[str]:

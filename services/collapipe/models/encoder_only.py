@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import apply_chunking_to_forward
 
-from collapipe.data.findings import say_some
+from collapipe.mistakes import say_some
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
 from collapipe.models.pretrained import load_pretrained
 from collapipe.models.unit import Side
