@@ -7,8 +7,6 @@ metric is that of all rows together, however they are divided. This module impor
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import numpy as np
-
 from collapipe.v1 import job_pb2
 
 ROWS = "rows"
@@ -214,7 +212,7 @@ def _perplexity(sums: Sums) -> dict[str, float]:
     """E to the power of the mean loss of a measured token, NaN if none was measured, and the share of right tokens."""
     num_measured = sums["measured_tokens"]
     return {
-        "perplexity": float(np.exp(sums["loss"] / num_measured)) if num_measured else math.nan,
+        "perplexity": _exp(sums["loss"] / num_measured) if num_measured else math.nan,
         "token_accuracy": sums["right_tokens"] / sums["tokens"],
     }
 
@@ -230,3 +228,11 @@ _METRICS: Mapping[str, Callable[[Sums], dict[str, float]]] = {
     "causal_lm": _perplexity,
     "instruction": _exact_match,
 }
+
+
+def _exp(power: float) -> float:
+    """Returns e to a power, or infinity if that is too large for a number."""
+    try:
+        return math.exp(power)
+    except OverflowError:
+        return math.inf
