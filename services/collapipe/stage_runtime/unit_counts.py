@@ -100,7 +100,7 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, Any]]:
         warnings = tuple(str(each) for each in found if each.severity == "warning")
         told = {
             "notes": (note, *(str(each) for each in found if each.severity != "warning")),
-            "warnings": tuple(each.removeprefix("warning: ") for each in warnings),
+            "warnings": tuple(each.removeprefix(_WARNING) for each in warnings),
             "num_rows": num_rows,
             "padded_length": mean_longest(
                 [length for task in tasks for length in task.lengths],
