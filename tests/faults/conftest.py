@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from killed_processes import restart
 
 from collapipe_client import LocalTestbed
 from faults.interrupted import undisturbed_digests
@@ -16,6 +17,16 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
         yield testbed
         processes = testbed.processes
     assert [process.name for process in processes if process.alive] == []
+
+
+@pytest.fixture(autouse=True)
+def whole_testbed(request: pytest.FixtureRequest) -> None:
+    """Starts the processes again that an earlier test has left dead because it failed."""
+    if "testbed" in request.fixturenames:
+        testbed: LocalTestbed = request.getfixturevalue("testbed")
+        for name in testbed.lost():
+            restart(testbed, name)
+        testbed.wait_until_registered()
 
 
 @pytest.fixture(scope="session")

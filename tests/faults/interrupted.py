@@ -33,8 +33,14 @@ SILENCE_SECONDS = 5.0
 PATIENT_SECONDS = 30.0
 """Silence deadline while many processes start at once and import modules on few cores."""
 _LIMIT_SECONDS = 90.0
+_MAX_TRIES = 4
+"""How often a job is run if its moment passes before the fault is injected, as happens on a busy machine."""
 _POLL_SECONDS = 0.002
 _ENDED = (JOB_STATE_SUCCEEDED, JOB_STATE_FAILED, JOB_STATE_CANCELLED)
+
+
+class MomentMissedError(Exception):
+    """The moment of a fault has passed: the job was too fast for this machine to disturb it in time."""
 
 
 @dataclass
@@ -139,29 +145,60 @@ def make_interruptible_job(
 def run_interrupted(
     testbed: LocalTestbed,
     job: JobConfig,
-    moment: Moment = lambda run: False,
+    moment: Moment | None = None,
     inject: Callable[[Run], object] = lambda run: None,
     *,
     resume: bool = False,
     limit_seconds: float = _LIMIT_SECONDS,
-    run: Run | None = None,
 ) -> Run:
-    """Runs a job to its end, and calls `inject` once when `moment` holds.
+    """Runs a job to its end, and calls `inject` once when `moment` holds. Does so again if the moment is missed.
 
     Args:
+        moment: Says whether the fault is to be injected now. By default there is no fault.
+        inject: Raises `MomentMissedError` if it was called too late. Then it is called again with another job.
         limit_seconds: Longest duration of the job.
-        run: Filled in while the job runs, so that a caller can read it after an error.
 
     Raises:
-        AssertionError: The job took longer.
+        AssertionError: The job took longer, or the moment was missed in all tries.
         Exception: `inject` raised it.
     """
-    run = run or Run(job, testbed.workspace.state)
+
+    def attempt() -> Run:
+        run = Run(job, testbed.workspace.state)
+        try:
+            was_injected = _run_once(testbed, run, moment, inject, resume, limit_seconds)
+        except MomentMissedError:
+            mend(testbed, run)
+            raise
+        if moment and not was_injected and run.final_state == JOB_STATE_SUCCEEDED:
+            raise MomentMissedError(f"the job ended before the moment of the fault: {run}")
+        return run
+
+    return try_until_hit(attempt)
+
+
+def try_until_hit(attempt: Callable[[], Run]) -> Run:
+    """Calls `attempt` until it raises no `MomentMissedError`, and returns its result."""
+    for _ in range(_MAX_TRIES - 1):
+        with suppress(MomentMissedError):
+            return attempt()
+    return attempt()
+
+
+def _run_once(
+    testbed: LocalTestbed,
+    run: Run,
+    moment: Moment | None,
+    inject: Callable[[Run], object],
+    resume: bool = False,
+    limit_seconds: float = _LIMIT_SECONDS,
+) -> bool:
+    """Runs a job to its end, fills in `run` meanwhile, and returns whether the fault was injected."""
     injected: Future[object] = Future()
 
     def inject_once() -> None:
         while not run.ended:
-            if run.job_id and moment(run):
+            if run.job_id and moment and moment(run):
                 try:
                     injected.set_result(inject(run))
                 except BaseException as error:
@@ -174,7 +211,7 @@ def run_interrupted(
     started = time.monotonic()
     try:
         with testbed.client() as client:
-            run.job_id = client.submit(job, resume)
+            run.job_id = client.submit(run.job, resume)
             for event in client.watch(run.job_id, signs_of_life=True):
                 _take(run, event)
                 assert time.monotonic() - started < limit_seconds, run
@@ -183,7 +220,7 @@ def run_interrupted(
         injector.join()
     if injected.done():
         injected.result()
-    return run
+    return injected.done()
 
 
 def judge_interrupted(
@@ -196,7 +233,7 @@ def judge_interrupted(
 ) -> str:
     """Runs `run.job` with a fault. Returns "equal" if it ended with the undisturbed digests, otherwise what was wrong."""
     try:
-        run_interrupted(testbed, run.job, moment, inject, limit_seconds=limit_seconds, run=run)
+        _run_once(testbed, run, moment, inject, limit_seconds=limit_seconds)
         if run.final_state != JOB_STATE_SUCCEEDED:
             return f"the job ended: {run.message}"
         return "equal" if final_digests(intact_commit(run)) == undisturbed else "other bits"
@@ -252,6 +289,14 @@ def intact_commit(run: Run) -> Commit:
                 keeper = "edge-server" if is_head else f"control-unit-{cluster.cluster_index}"
                 _check_blob(run, keeper, unit.optimizer_digest)
     return commit
+
+
+def check_unfinished(run: Run) -> None:
+    """Fails unless the last commit is intact. Raises `MomentMissedError` if it is that of the last round."""
+    num_rounds = intact_commit(run).num_rounds
+    assert num_rounds >= 1
+    if num_rounds == run.job.training.rounds:
+        raise MomentMissedError(f"all {num_rounds} rounds were committed before the fault")
 
 
 def _check_blob(run: Run, service: str, digest: str) -> None:

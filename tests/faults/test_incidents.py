@@ -17,6 +17,7 @@ from faults.interrupted import (
     MOMENTS,
     PATIENT_SECONDS,
     Run,
+    check_unfinished,
     final_digests,
     intact_commit,
     make_interruptible_job,
@@ -47,6 +48,7 @@ def test_status_and_incidents_name_a_lost_device_until_the_job_has_recovered(
 
     def kill_look_and_restart(run: Run) -> None:
         kill(testbed, _VICTIM)
+        check_unfinished(run)
         seen["killed_at"] = time.time()
         while "WAITING_FOR_HOSTS" not in run.codes():
             assert time.time() - seen["killed_at"] < _LIMIT_SECONDS, run

@@ -14,7 +14,14 @@ from reference.tiny_jobs import make_job
 from collapipe.scheduler.privacy_account import PrivacyAccount
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
-from faults.interrupted import MOMENTS, Run, intact_commit, run_interrupted
+from faults.interrupted import (
+    MOMENTS,
+    MomentMissedError,
+    Run,
+    check_unfinished,
+    intact_commit,
+    run_interrupted,
+)
 
 
 @pytest.fixture
@@ -41,12 +48,14 @@ def test_job_without_budget_for_repeated_rounds_keeps_the_commit_that_it_had(
     announced: list[str] = []
 
     def inject(run: Run) -> None:
-        announced.extend(_weights(run))
+        announced[:] = _weights(run)
         kill(testbed, "device-0-0")
+        check_unfinished(run)
         restart(testbed, "device-0-0")
         # Rounds 1 and 2 are repeated, because no optimizer state was copied. Round 2 is lost again.
         while not (len(run.commits) == 3 and run.round_index == 1 and run.steps_done):
-            assert not run.ended, run.messages
+            if run.ended:
+                raise MomentMissedError(f"the second round was not seen again: {run.messages}")
             time.sleep(0.002)
         kill(testbed, "device-0-0")
         restart(testbed, "device-0-0")
@@ -99,13 +108,14 @@ def test_masked_private_average_equals_the_reference_for_any_placement_and_after
 
     def inject(run: Run) -> None:
         kill(testbed, killed)
+        check_unfinished(run)
         if killed == "edge-server":  # A cluster goes on with its other device.
             restart(testbed, killed)
 
     run = run_interrupted(
         testbed,
         job,
-        MOMENTS[moment] if killed else lambda run: False,
+        MOMENTS[moment] if killed else None,
         inject,
         limit_seconds=300,
     )

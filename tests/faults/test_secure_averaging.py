@@ -12,7 +12,7 @@ from reference.tiny_jobs import make_job
 
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
-from faults.interrupted import MOMENTS, Run, run_interrupted
+from faults.interrupted import MOMENTS, Run, check_unfinished, run_interrupted
 
 
 @pytest.fixture
@@ -37,6 +37,7 @@ def test_rounds_are_repeated_bit_for_bit_with_new_masks_after_a_kill(
 
     def inject(run: Run) -> None:
         kill(testbed, killed)
+        check_unfinished(run)
         if killed == "edge-server":  # A cluster goes on with its other device.
             restart(testbed, killed)
 

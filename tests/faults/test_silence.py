@@ -2,7 +2,7 @@
 
 import os
 import signal
-import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from faults.interrupted import (
     SERVICES,
     SILENCE_SECONDS,
     Run,
+    check_unfinished,
     final_digests,
     intact_commit,
     make_interruptible_job,
@@ -28,26 +29,22 @@ def test_job_goes_on_although_a_process_freezes_and_wakes_up(
     testbed: LocalTestbed, undisturbed: list[str], tmp_path: Path, victim: str
 ) -> None:
     frozen: list[str] = []
-    woken = threading.Event()
-
-    def wake_up() -> None:
-        if not woken.is_set():
-            woken.set()
-            os.kill(pid_of(testbed, frozen[0]), signal.SIGCONT)
 
     def freeze(run: Run) -> None:
-        frozen.append(SERVICES[victim](run))
-        os.kill(pid_of(testbed, frozen[0]), signal.SIGSTOP)
-        # The process still has the session and links of the failed attempt, which must not disturb the next one.
-        threading.Timer(FROZEN_SECONDS, wake_up).start()
+        frozen[:] = [SERVICES[victim](run)]
+        pid = pid_of(testbed, frozen[0])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            check_unfinished(run)
+            deadline = time.monotonic() + FROZEN_SECONDS
+            while not run.ended and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            # The process still has the session and links of the failed attempt, which must not disturb the next one.
+            os.kill(pid, signal.SIGCONT)
 
-    try:
-        job = make_interruptible_job(tmp_path)
-        run = run_interrupted(testbed, job, MOMENTS["step"], freeze)
-    finally:
-        if frozen:
-            wake_up()
-    assert frozen, "the moment at which the process freezes never came"
+    job = make_interruptible_job(tmp_path)
+    run = run_interrupted(testbed, job, MOMENTS["step"], freeze)
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     if victim != "scheduler":
         # On a busy machine the round may be past its steps when the edge server stops, and the other cluster may not have
