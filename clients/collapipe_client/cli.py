@@ -13,6 +13,7 @@ import typer
 
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.errors import InvalidInputError
+from collapipe.finding import Finding, shortened
 from collapipe.job import JobConfig
 from collapipe.pretrained_directories import pretrained_directory
 from collapipe_client import testbed_commands
@@ -339,7 +340,7 @@ def _is_taken(path: Path) -> bool:
 
 def _load(
     job_file: Path | None, preset: str | None, settings: list[str], endpoint: Endpoint | None
-) -> tuple[JobConfig, list[str]]:
+) -> tuple[JobConfig, list[Finding]]:
     """Loads a job. Checks its data and its pretrained model, if the services run on this machine.
 
     Returns:
@@ -355,9 +356,8 @@ def _load(
     job = with_local_paths(job)
     # A client without services on its machine need not have the packages that read data.
     from collapipe.data.cluster_rows import check_data
-    from collapipe.data.findings import shortened
 
-    findings = shortened([str(finding) for finding in check_data(job)])
+    findings = shortened(check_data(job))
     if job.model.pretrained is not None:
         pretrained_directory(job.model.pretrained)
     return job, findings
@@ -370,11 +370,11 @@ def _testbed_for(
     options: LocalTestbedOptions,
     workspace: Path,
     display: Display,
-    findings: Sequence[str],
+    findings: Sequence[Finding],
 ) -> Iterator[tuple[CollaPipeClient, LocalTestbed | None]]:
     """Opens a client of the scheduler that was found, or of a testbed that is started for the job. Shows findings before."""
     for finding in findings:
-        display.note(finding)
+        display.note(str(finding), is_warning=finding.is_warning)
     if endpoint is not None:
         if endpoint.testbed is not None and not endpoint.testbed.detached:
             raise InvalidInputError(

@@ -113,7 +113,7 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
             "evaluation": say_evaluation(status.evaluation)
             if status.HasField("evaluation")
             else "",
-            "warning": say_one_answer(status.evaluation).removeprefix("warning: "),
+            "warning": say_one_answer(status.evaluation),
             "submitted": say_moment(status.submitted_at, now)
             if status.HasField("submitted_at")
             else "",

@@ -13,7 +13,7 @@ from typing_extensions import Self
 from collapipe.v1.scheduler_pb2 import WatchJobResponse
 from collapipe_client.live_picture import render
 from collapipe_client.message_json import to_document
-from collapipe_client.trouble import incident_lines
+from collapipe_client.trouble import incident_lines, is_warning
 from collapipe_client.view_state import JobView, apply_event, progress_lines
 
 _SERVING_SECONDS = 5.0
@@ -58,7 +58,7 @@ class Display:
     def serving(self, num_serving: int, num_processes: int) -> None:
         """Shows how many processes of a testbed that starts serve already."""
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, *, is_warning: bool = False) -> None:
         """Shows a message that is not an event of the job."""
         self._noted.add(message)
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
@@ -136,7 +136,8 @@ class LiveDisplay(Display):
         if event.number:  # Not only a sign of life.
             self._heard_at = time.monotonic()
         for line in self._incident_lines(event):
-            self.note(f"[{self.view.elapsed_seconds:7.1f} s] {line}")
+            line = f"[{self.view.elapsed_seconds:7.1f} s] {line}"
+            self.note(line, is_warning=is_warning(event))
 
     def take(self, snapshot: Mapping[str, Any]) -> None:
         self._snapshot, self._taken_at = snapshot, time.monotonic()
@@ -144,9 +145,9 @@ class LiveDisplay(Display):
     def serving(self, num_serving: int, num_processes: int) -> None:
         self._serving = num_serving, num_processes
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, *, is_warning: bool = False) -> None:
         self._noted.add(message)
-        style = "yellow" if "warning: " in message else ""
+        style = "yellow" if is_warning else ""
         self._console.print(message, style=style, markup=False, highlight=False)
 
     def _picture(self) -> RenderableType:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from collapipe.errors import InvalidInputError
+from collapipe.rpc.finding_messages import from_message
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, client_for_model
@@ -145,10 +146,10 @@ def evaluate(
         if as_json:
             print_json({"event": "evaluation", **to_document(evaluation)})
         else:
-            for note in evaluation.notes:
-                complain(note)
+            for finding in map(from_message, evaluation.findings):
+                complain(str(finding))
             if warning := say_one_answer(evaluation):
-                complain(warning)
+                complain(f"warning: {warning}")
             say("\n".join([say_evaluation(evaluation), *definition_lines(evaluation)]))
 
 

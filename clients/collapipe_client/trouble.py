@@ -46,11 +46,16 @@ def incident_lines(event: WatchJobResponse) -> list[str]:
     if event.HasField("warning"):
         return [f"warning: {event.warning.message}: {event.warning.advice}"]
     if event.HasField("data_note"):
-        return [event.data_note.message]
+        return [f"{'warning: ' * event.data_note.is_warning}{event.data_note.message}"]
     if not event.HasField("incident"):
         return []
     code = enum_word(IncidentCode.Name(event.incident.code), "IncidentCode")
     return [f"{code}: {event.incident.message}"]
+
+
+def is_warning(event: WatchJobResponse) -> bool:
+    """Returns whether an event says that the result of the job may be wrong."""
+    return event.HasField("warning") or event.data_note.is_warning
 
 
 def say_last_seen(host: HostStatus | MissingHost, now: float) -> str:

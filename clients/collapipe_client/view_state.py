@@ -320,7 +320,7 @@ def say_one_answer(evaluation: Evaluation) -> str:
     """Warns of a model that always gives the same answer; "" for others."""
     if not evaluation.one_answer:
         return ""
-    return "warning: the model gives every row the same answer, and that is wrong for some of them"
+    return "the model gives every row the same answer, and that is wrong for some of them"
 
 
 def _without_failure(view: JobView) -> str:

@@ -117,7 +117,7 @@ class Trained:
         self.task.set_labels(self.labels)
         store = BlobStore(folder / "job" / "blobs")
         self._model = GlobalModel(folder / "job", store, BlobCache(folder / "frozen"))
-        self.notes = self._model.prepare("job", job, self.labels, self.task.vocabulary)
+        self._model.prepare("job", job, self.labels, self.task.vocabulary)
         spec, _ = self._model.model_spec()
         self._spec, self.adapter = spec, adapter_for(spec.family, spec.task, spec.config_json)
         units: list[Any] = []

@@ -240,8 +240,8 @@ def test_metrics_on_the_held_out_file_equal_those_of_the_last_evaluation(
     with testbed.client() as client:
         expected = client.find_job(job_id).evaluation
         found = client.evaluate(job_id, *copies)
-        assert any("only 4 rows" in note for note in found.notes) or kind == "causal_lm"
-        del found.notes[:]
+        assert any("only 4 rows" in each.what for each in found.findings) or kind == "causal_lm"
+        del found.findings[:]
         assert found == expected
         with copies[-1].open("ab") as file:
             file.write(b"\xff\n")

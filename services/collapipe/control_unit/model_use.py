@@ -7,12 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
-from collapipe.data.findings import few_held_out_rows, in_order, long_rows, unknown_labels
+from collapipe.data.findings import few_held_out_rows, long_rows, unknown_labels
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
 from collapipe.evaluation import make_evaluation
+from collapipe.finding import in_order
 from collapipe.job import JobConfig
 from collapipe.mistakes import say_some
 from collapipe.models import adapter_for
+from collapipe.rpc.finding_messages import to_message
 from collapipe.tasks import Task, load_task_for_use
 from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, model_use_pb2
 
@@ -166,7 +168,7 @@ class ModelUse:
             few_held_out_rows(task.kind, task.num_held_out_rows),
             long_rows(task.kind, max_length, (0, 0), long, is_trained=True),
         ]
-        evaluation.notes.extend(str(each) for each in in_order(filter(None, found)))
+        evaluation.findings.extend(map(to_message, in_order(filter(None, found))))
         return evaluation
 
     def _label(self, emit: Emit) -> None:

@@ -15,7 +15,6 @@ from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
 from collapipe.control_unit.private_errors import private_errors
 from collapipe.control_unit.round_masking import RoundMasking
-from collapipe.data.findings import in_order
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -24,8 +23,10 @@ from collapipe.errors import (
     NotPermittedError,
     WrongStateError,
 )
+from collapipe.finding import in_order
 from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
+from collapipe.rpc.finding_messages import to_message
 from collapipe.stage_host import HostResources
 from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
@@ -99,7 +100,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                     f"the data of job {request.job.job_id} are not kept: a later call loads the data of this cluster"
                 )
             self._tasks = {request.job.job_id: task}
-            findings = [str(finding) for finding in in_order(task.findings)]
+            findings = in_order(task.findings)
             for finding in findings:
                 _log.info("%s", finding)
             digest = store.put_bytes(task.vocabulary)
@@ -113,7 +114,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
             )
             # In a job with differential privacy, these would reveal more than its privacy loss says.
             if not job.privacy.is_on:
-                answer.notes.extend(findings)
+                answer.findings.extend(map(to_message, findings))
                 for label, place in task.held_out_labels.items():
                     answer.held_out_labels.add(label=label, place=place)
                 answer.num_long_rows = task.num_long_rows

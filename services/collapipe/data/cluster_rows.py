@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from collapipe.data.findings import (
-    Finding,
     JobFacts,
     find,
     find_in_job,
-    in_order,
     refuse_warnings,
 )
 from collapipe.data.hold_out import HELD_OUT_SHARE, HoldOut, Sizes, choose, one_each
@@ -23,6 +21,7 @@ from collapipe.data.sharding import dirichlet_clusters, iid_clusters
 from collapipe.data.sources import FixedRows, RowSource, open_file
 from collapipe.data.stdlib_docstrings import ask_for_package, load_docstrings
 from collapipe.errors import InvalidInputError
+from collapipe.finding import Finding, in_order
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 
 T = TypeVar("T")
@@ -178,7 +177,7 @@ class ClusterRows:
                 f"({self._job.training.mini_batch})"
             )
         if is_new:
-            refuse_warnings(self._job, map(str, self.findings))
+            refuse_warnings(self._job, self.findings)
 
     def _check_labels(self, new: NewRows) -> None:
         """Refuses labels that are all different, because they are no classes."""
@@ -309,7 +308,7 @@ def join_findings(
     """
     of_job = [] if facts is None else find_in_job(job, facts, HELD_OUT_SHARE)
     found = in_order([*_repeated_files(job), *of_job, *of_clusters])
-    refuse_warnings(job, map(str, found))
+    refuse_warnings(job, found)
     return found
 
 

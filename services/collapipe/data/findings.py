@@ -8,16 +8,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal
 
 from collapipe.errors import InvalidInputError
+from collapipe.finding import Finding, shortened
 from collapipe.job import JobConfig
 from collapipe.mistakes import MOST_NAMED, say_some
 
-MOST_LINES = 10
-"""Most findings that a person gets before a training starts."""
 _MOST_LABELS = 20
 """Most labels whose numbers of rows are told."""
 _FEW_HELD_OUT_ROWS = 100
@@ -30,24 +28,7 @@ _FATES_OF_LONG_ROWS = {
     "instruction": ("are left out", "count as wrong answers"),
 }
 """What becomes of longer training rows and held-out rows than `task.max_length`, by the kind of the task. Other kinds only cut them."""
-_WARNING = "warning: "
 _NUMBER = re.compile(r"[+-]?\d{1,15}(\.\d+)?")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found, and what to do."""
-
-    severity: Literal["warning", "note"]
-    """A warning says that the result may be wrong. A note says how the data were read."""
-    place: str
-    """The file, and the line if it is about one; or the setting."""
-    what: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        start = _WARNING if self.severity == "warning" else ""
-        return f"{start}{self.place}: {self.what}{f': {self.remedy}' if self.remedy else ''}"
 
 
 def _warning(place: str, what: str, remedy: str) -> Finding:
@@ -106,6 +87,8 @@ class RowFacts:
     """Rows with the text of an earlier one, but another label."""
     untranslated: Counted = field(default_factory=Counted)
     """Rows whose target is their source."""
+    num_measurable: int = 0
+    """Translations with at least four words, as BLEU counts them."""
     scripts: dict[str, Counted] = field(default_factory=dict)
     """For translation, the alphabets of the targets."""
 
@@ -137,6 +120,18 @@ def find(facts: DataFacts) -> list[Finding]:
                 f"{shared.number} of {facts.held_out.num_rows} held-out rows are also training rows, this one first, so the metrics "
                 "are too good",
                 "remove them from one of the two",
+            )
+        )
+    if (
+        facts.kind == "translation"
+        and facts.held_out.num_rows
+        and not facts.held_out.num_measurable
+    ):
+        found.append(
+            _warning(
+                "held-out data",
+                "no translation has four words, so BLEU is 0 for every model",
+                "hold out longer sentences",
             )
         )
     return [
@@ -265,6 +260,37 @@ def find_in_source(facts: SourceFacts) -> Iterator[Finding]:
         )
 
 
+def find_in_texts(
+    kind: str, num_rows: int, control_tokens: Mapping[str, Counted], unknown: Counted
+) -> list[Finding]:
+    """Returns what a person should know about texts as tokens.
+
+    Args:
+        control_tokens: The rows whose texts contain a special token, by the first one.
+        unknown: The rows of which the vocabulary does not know at least half.
+    """
+    found = []
+    make = _note if kind == "causal_lm" else _warning  # Documents may be separated by them.
+    for token, rows in control_tokens.items():
+        found.append(
+            make(
+                rows.place,
+                f"{rows.number} of {num_rows} rows contain {token!r}, this one first, which is a special token of the vocabulary and "
+                "counts as that token",
+                "remove it if it is meant as text",
+            )
+        )
+    if unknown.number:
+        found.append(
+            _warning(
+                unknown.place,
+                f"the vocabulary does not know at least half of {unknown.number} of {num_rows} rows, this one first",
+                "use a pretrained model for this language, or correct the texts",
+            )
+        )
+    return found[:MOST_NAMED]
+
+
 @dataclass(frozen=True)
 class JobFacts:
     """What was counted in the data of all clusters.
@@ -391,36 +417,11 @@ def long_rows(
     )
 
 
-def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns each finding once, warnings first."""
-    return sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "warning")
-
-
-def lines_in_order(lines: Iterable[str]) -> list[str]:
-    """Does the same with findings that were written."""
-    return sorted(dict.fromkeys(lines), key=lambda line: not line.startswith(_WARNING))
-
-
-def shortened(lines: Sequence[str]) -> list[str]:
-    """Returns at most `MOST_LINES` lines. The last one says how many are left out."""
-    if len(lines) <= MOST_LINES:
-        return list(lines)
-    left = len(lines) - MOST_LINES + 1
-    return [
-        *lines[: MOST_LINES - 1],
-        f"{left} more findings about the data: `collapipe train --dry-run` prints them",
-    ]
-
-
-def refuse_warnings(job: JobConfig, lines: Iterable[str]) -> None:
-    """Raises `InvalidInputError` if `data.strict` is set and there is a warning.
-
-    Args:
-        lines: Findings as text.
-    """
-    warnings = [line for line in lines if line.startswith(_WARNING)]
+def refuse_warnings(job: JobConfig, findings: Iterable[Finding]) -> None:
+    """Raises `InvalidInputError` if `data.strict` is set and there is a warning."""
+    warnings = [replace(each, severity="note") for each in findings if each.is_warning]
     if job.data.strict and warnings:
-        listed = "\n".join(shortened([line.removeprefix(_WARNING) for line in warnings]))
+        listed = "\n".join(map(str, shortened(warnings)))
         raise InvalidInputError(
             f"--strict (data.strict) turns warnings about the data into errors, and their number is {len(warnings)}: correct the data, or leave "
             f"out --strict:\n{listed}"

@@ -1,14 +1,17 @@
 """Counts what is in the rows that one cluster reads. Only hashes of texts are kept, and only until all rows are counted."""
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
 from collapipe.data.findings import Counted, DataFacts, RowFacts, SourceFacts, folded
 from collapipe.data.rows import Row, TaggedRow
+from collapipe.evaluation import BLEU_ORDERS
 from collapipe.job import LABELLING_TASKS
 
 _LETTERS_LOOKED_AT = 12
+_WORDS = re.compile(r"[a-zA-Z0-9\u00c0-\u024f\u0370-\u07ff]+|\S")
 _SCRIPTS = dict.fromkeys(
     ("Cjk", "Hiragana", "Katakana", "Katakana-hiragana", "Ideographic"), "Chinese or Japanese"
 )
@@ -85,6 +88,7 @@ class _Counter:
             source, target = row.texts
             if source.strip() == target.strip() and " " in source.strip():
                 facts.untranslated.add(row.place)
+            facts.num_measurable += _is_measurable(target)
             if script := _script(target):
                 facts.scripts.setdefault(script, Counted()).add(row.place)
         return text
@@ -93,6 +97,14 @@ class _Counter:
 def _hash(*parts: str) -> int:
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
+
+
+def _is_measurable(target: str) -> bool:
+    """Returns whether a translation can have a word sequence of the longest order that BLEU counts.
+
+    A sign counts as a word, and so does each character of a writing without spaces.
+    """
+    return len(_WORDS.findall(target)) >= max(BLEU_ORDERS)
 
 
 def _script(text: str) -> str:

@@ -4,6 +4,7 @@ Every row knows its file and its line. So the message about a mistake can name t
 found late.
 """
 
+import json
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -71,6 +72,29 @@ class ChatRow(Row):
     """A chat that ends with an answer. Its texts are the contents before the answer, joined, and the answer."""
 
     messages: tuple[dict[str, Any], ...]
+
+
+class RepeatedKeyError(ValueError):
+    """An object of JSON has a key twice."""
+
+
+def parse_json(text: str) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        RepeatedKeyError: An object has a key twice. `json` would silently take the last value.
+        ValueError: It is not JSON.
+    """
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        keys = [key for key, _ in pairs]
+        key = next(key for key in keys if keys.count(key) > 1)
+        raise RepeatedKeyError(f"an object has the key {key!r:.80} twice")
+    return record
 
 
 def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, line: int) -> Row:

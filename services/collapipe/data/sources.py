@@ -6,7 +6,6 @@ next reading returns the same rows again, so a mistake in appended rows loses no
 
 import codecs
 import csv
-import json
 import logging
 import os
 import sys
@@ -21,11 +20,13 @@ from collapipe.data.appended_file import AppendedFile, Unread
 from collapipe.data.columns import NUM_SAMPLES, settle_columns
 from collapipe.data.findings import SourceFacts
 from collapipe.data.rows import (
+    RepeatedKeyError,
     Row,
     TaggedRow,
     check_text,
     clean_label,
     make_row,
+    parse_json,
     settle_columns_of,
 )
 from collapipe.data.tables import Table, read_json, read_parquet, read_saved
@@ -161,7 +162,9 @@ class JsonLinesFile(FileRows):
             if not text.strip():
                 continue
             try:
-                record = json.loads(text)
+                record = parse_json(text)
+            except RepeatedKeyError as error:
+                raise InvalidInputError(f"{self.name}:{line}: {error}: keep one of them") from error
             except (ValueError, RecursionError) as error:
                 if rows and index == len(lines.lines) - 1 and not lines.ends_complete:
                     _warn_half_written(self.name, line)
@@ -187,7 +190,7 @@ def _sample(lines: Unread) -> list[Mapping[str, Any]]:
     records: list[Mapping[str, Any]] = []
     for line in lines.lines[:NUM_SAMPLES]:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):

@@ -3,7 +3,6 @@
 They are read once. Their rows have no lines, so messages name the number of the row, from 1.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -11,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from collapipe.data.columns import NUM_SAMPLES, find_columns
-from collapipe.data.rows import Row, make_row, settle_columns_of
+from collapipe.data.rows import (
+    RepeatedKeyError,
+    Row,
+    make_row,
+    parse_json,
+    settle_columns_of,
+)
 from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, DataConfig
 
@@ -38,11 +43,13 @@ def read_json(path: str, stored: Path, kind: str, data: DataConfig) -> Table:
         InvalidInputError: The file or a row of it is wrong.
     """
     try:
-        records = json.loads(stored.read_text("utf-8-sig"))
+        records = parse_json(stored.read_text("utf-8-sig"))
     except OSError as error:
         raise InvalidInputError(
             f"{path}: cannot be read: {error.strerror}; give another file"
         ) from error
+    except RepeatedKeyError as error:
+        raise InvalidInputError(f"{path}: {error}: keep one of them") from error
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
             f"{path}: begins with '[' but is no JSON array ({error}): correct it, or write one object in each line"

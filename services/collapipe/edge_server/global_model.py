@@ -6,6 +6,7 @@ the blobs that they refer to. Only the replacement of `commit.json` commits a ro
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from collapipe.errors import (
     NotFoundError,
     WrongStateError,
 )
+from collapipe.finding import Finding
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (
     ModelAdapter,
@@ -74,10 +76,8 @@ class GlobalModel:
         labels: Sequence[str],
         vocabulary: bytes,
         owner: str = "",
-    ) -> list[str]:
+    ) -> None:
         """Makes the initial model and commits it, unless the job has a commit already.
-
-        Returns what a person should know about how the pretrained weights are used.
 
         Args:
             owner: Who may export the model, such as "client:me". Empty if anybody may.
@@ -88,7 +88,7 @@ class GlobalModel:
         """
         if (self._directory / "commit.json").exists():
             self._restore_frozen(job)
-            return []
+            return
         config_json = create_config_json(
             job.model,
             job.task,
@@ -101,6 +101,9 @@ class GlobalModel:
             quantisation_library()  # The export needs it.
         self._check_disk(adapter)
         units = self._put_initial_units(adapter, job)
+        findings = []
+        if job.model.pretrained is not None:
+            findings = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
         write_document(
             self._directory / "job.json",
             {
@@ -116,6 +119,7 @@ class GlobalModel:
                 "adapter_base": _adapter_base(adapter, job.model),
                 "averaging": job.averaging.model_dump(),
                 "owner": owner,
+                "findings": [asdict(finding) for finding in findings],
             },
         )
         clusters = [
@@ -124,9 +128,6 @@ class GlobalModel:
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
         initial.restore_point.CopyFrom(_without_other_commits(initial))
         self._write_commit(initial)
-        if job.model.pretrained is None:
-            return []
-        return adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
 
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""
@@ -148,6 +149,10 @@ class GlobalModel:
     def owner(self) -> str:
         """Returns who may export the model, such as "client:me"; "" if anybody may."""
         return str(self._job_document().get("owner", ""))
+
+    def findings(self) -> list[Finding]:
+        """Returns what a person should know about how the pretrained weights are used."""
+        return [Finding(**each) for each in self._job_document().get("findings", [])]
 
     def _put_initial_units(self, adapter: ModelAdapter, job: JobConfig) -> list[plan_pb2.UnitState]:
         """Makes the initial model, and stores each unit."""

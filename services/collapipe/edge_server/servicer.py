@@ -21,6 +21,7 @@ from collapipe.rpc import (
     read_masking_keys,
     work_with_signs_of_life,
 )
+from collapipe.rpc.finding_messages import to_message
 from collapipe.secure_aggregation.keys import AttemptName
 from collapipe.secure_aggregation.unmasking import RemainingMasks
 from collapipe.stage_host import HostResources
@@ -64,9 +65,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     model = self._model(job_id)
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
-                    notes = model.prepare(
-                        job_id, job, list(request.labels), vocabulary, request.owner
-                    )
+                    model.prepare(job_id, job, list(request.labels), vocabulary, request.owner)
                     spec, num_blocks = model.model_spec()
                     commit = model.commit()
                     if request.host_clusters:
@@ -81,7 +80,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         frozen_bytes=model.frozen_bytes(),
                         frozen_memory_share=adapter.frozen_memory_share,
                         stored_bytes=model.stored_bytes(),
-                        notes=notes,
+                        findings=map(to_message, model.findings()),
                     )
             emit(answer)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from collapipe.errors import InvalidInputError
+from collapipe.finding import Finding
 from collapipe.job import LABELLING_TASKS, LoraConfig
 from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
@@ -343,7 +344,7 @@ class ModelAdapter(ABC):
             setattr(config, key, getattr(theirs, key))
         return load_pretrained(self.model_classes[self.task], directory, config, self.base_dtype)
 
-    def describe_pretrained(self, directory: Path) -> list[str]:
+    def describe_pretrained(self, directory: Path) -> list[Finding]:
         """Says what a person should know about how the weights of a pretrained directory are used."""
         theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
         is_trained = not self.freezes_embeddings and (
@@ -356,8 +357,13 @@ class ModelAdapter(ABC):
             what = "token embedding and its output layer are the same weights"
             remedy = "set model.freeze_embeddings, or use LoRA"
         return [
-            f"warning: in {directory}, the {what}. Here they are two copies on different hosts. Each copy is trained by itself, so the "
-            f"result differs from that of one process with plain transformers: {remedy} to keep them equal"
+            Finding(
+                "warning",
+                str(directory),
+                f"its {what}. Here they are two copies on different hosts. Each copy is trained by itself, so the result differs "
+                "from that of one process with plain transformers",
+                f"{remedy} to keep them equal",
+            )
         ]
 
     def make_shared_inputs(

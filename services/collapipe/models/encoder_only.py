@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import apply_chunking_to_forward
 
+from collapipe.finding import Finding
 from collapipe.mistakes import say_some
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
 from collapipe.models.pretrained import load_pretrained
@@ -75,7 +76,7 @@ class EncoderOnlyAdapter(ModelAdapter):
             weights[name] = kept
         return weights
 
-    def describe_pretrained(self, directory: Path) -> list[str]:
+    def describe_pretrained(self, directory: Path) -> list[Finding]:
         """Says what becomes of the labelling layer of a pretrained directory."""
         theirs = self._read_config_of(directory)
         if not self._does_task(theirs):
@@ -84,21 +85,25 @@ class EncoderOnlyAdapter(ModelAdapter):
             if not found:
                 return []
             return [
-                f"warning: the labelling layer of {directory} is dropped, and starts from random weights, because its model is "
-                f"a {found[0]} and task.kind is {self.task!r}"
+                _dropped_layer(
+                    directory, f"its model is a {found[0]} and task.kind is {self.task!r}"
+                )
             ]
         rows = matching_labels(self._labels, theirs.id2label)
         dropped = [str(n) for i, n in theirs.id2label.items() if i not in rows.values()]
         new = [name for number, name in self._labels.items() if number not in rows]
         if not rows:
             return [
-                f"warning: the labelling layer of {directory} is dropped, and starts from random weights, because none of its "
-                f"labels ({say_some(dropped)}) is a label of the job ({say_some(new)}): rename the labels in the data to keep it"
+                _dropped_layer(
+                    directory,
+                    f"none of its labels ({say_some(dropped)}) is a label of the job ({say_some(new)})",
+                    "rename the labels in the data to keep it",
+                )
             ]
-        parts = [f"{len(rows)} of {len(self._labels)} labels start from {directory}"]
+        parts = [f"{len(rows)} of {len(self._labels)} labels start from its labelling layer"]
         parts += [f"{say_some(new)} start from random weights"] * bool(new)
         parts += [f"its labels {say_some(dropped)} are dropped"] * bool(dropped)
-        return [f"labelling layer: {'; '.join(parts)}"]
+        return [Finding("note", str(directory), "; ".join(parts))]
 
     @property
     def _labels(self) -> dict[int, str]:
@@ -135,3 +140,8 @@ class LabelHead(ModelHead):
     def _logits(self, activation: Tensor) -> Tensor:
         logits: Tensor = self.whole_model(inputs_embeds=activation).logits
         return logits
+
+
+def _dropped_layer(directory: Path, reason: str, remedy: str = "") -> Finding:
+    what = f"its labelling layer is dropped, and starts from random weights, because {reason}"
+    return Finding("warning", str(directory), what, remedy)

@@ -32,7 +32,7 @@ from collapipe.scheduler.host_registry import (
     ClusterHosts,
     JobHosts,
 )
-from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, say_passes
+from collapipe.scheduler.job_warnings import few_rows, find_passes, long_warm_up, random_base
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
 from collapipe.unit_costs import ModelCosts, UnitCost, activation_bytes
@@ -70,7 +70,7 @@ class Estimator:
         notes = costs.notes
         few = few_rows(job, costs.num_rows) if costs.num_rows else None
         if costs.num_rows:
-            notes += (say_passes(job, costs.num_rows),)
+            notes += (find_passes(job, costs.num_rows).text,)
         if costs.padded_length:
             notes += (
                 f"compute times are estimated for rows of {costs.padded_length} tokens, the mean length with padding; memory and links "

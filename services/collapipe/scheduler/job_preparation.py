@@ -1,7 +1,7 @@
 """Prepares a job: the clusters load their data, and the edge server makes or finds the model."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.data.cluster_rows import labels_in_order
@@ -9,20 +9,20 @@ from collapipe.data.findings import (
     JobFacts,
     few_held_out_rows,
     find_in_job,
-    lines_in_order,
     refuse_warnings,
-    shortened,
 )
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.data.rows import READING_VERSION
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
 from collapipe.evaluation import first_places
+from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
+from collapipe.rpc.finding_messages import from_message
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_warnings import say_passes
+from collapipe.scheduler.job_warnings import find_passes
 from collapipe.scheduler.round_problem import ModelSizes
 from collapipe.v1 import (
     control_unit_pb2,
@@ -39,10 +39,8 @@ logger = logging.getLogger(__name__)
 _LOAD_SECONDS = 3600.0
 """A control unit that only sends signs of life for longer is given up."""
 _MOST = (1 << 40, 1 << 40, 1 << 16, 100)
-"""Most training rows, held-out rows, labels and notes of a cluster. So many rows are far above what a control unit can hold, and sums
+"""Most training rows, held-out rows, labels and findings of a cluster. So many rows are far above what a control unit can hold, and sums
 of many clusters fit into 64 bits. Each label adds a row of weights to the head."""
-_MOST_CHARACTERS = 1000
-"""Length of a note. The rest is cut."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class JobPreparation:
         self._calls = calls
         self._loaded: dict[int, tuple[str, control_unit_pb2.PrepareDataResponse]] = {}
         """The process that has loaded the data of a cluster, and its answer, by cluster index."""
-        self._notes: list[str] = []
+        self._told: dict[str, list[Finding]] = {}
+        """What was published about the data, and about the pretrained weights."""
 
     def prepare(self, hosts: JobHosts) -> PreparedJob:
         """Loads what is not loaded yet.
@@ -95,14 +94,8 @@ class JobPreparation:
         findings = describe_data(self._progress.job, loaded, labels)
         if known is None:
             refuse_warnings(self._progress.job, findings)
-        notes = [
-            *shortened(findings),
-            say_passes(self._progress.job, [data.num_rows for data in loaded]),
-        ]
-        if notes != self._notes:
-            self._notes = notes
-            for note in notes:
-                self._progress.publish(data_note=scheduler_pb2.DataNote(message=note))
+        passes = find_passes(self._progress.job, [data.num_rows for data in loaded])
+        self._tell("data", [*shortened(findings), passes])
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "making the model")
         request = edge_server_pb2.PrepareJobRequest(
             job=self._progress.spec,
@@ -116,10 +109,7 @@ class JobPreparation:
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
-        for note in answer.notes[: _MOST[-1]]:
-            self._progress.publish(
-                data_note=scheduler_pb2.DataNote(message=note[:_MOST_CHARACTERS])
-            )
+        self._tell("weights", map(from_message, answer.findings[: _MOST[-1]]))
         found = answer.commit.attempt, answer.commit.num_rounds
         if found < document.last_commit:
             raise WrongStateError(
@@ -148,6 +138,16 @@ class JobPreparation:
         num_rows = [data.num_rows for data in loaded]
         held_out = [data.num_held_out_rows for data in loaded]
         return PreparedJob(answer.model, sizes, vocabulary, answer.commit, num_rows, held_out)
+
+    def _tell(self, about: str, findings: Iterable[Finding]) -> None:
+        """Publishes findings, unless they are those that were published last."""
+        found = list(findings)
+        if found != self._told.get(about, []):
+            self._told[about] = found
+            for each in found:
+                self._progress.publish(
+                    data_note=scheduler_pb2.DataNote(message=each.text, is_warning=each.is_warning)
+                )
 
     def _load_data(
         self, hosts: JobHosts, vocabulary: job_pb2.BlobSource | None
@@ -194,12 +194,12 @@ class JobPreparation:
             data = self._calls.last_answer(call, unit.host_id, "load its data")
         except CollapipeError as error:
             raise told_by(unit.host_id, error) from None
-        found = data.num_rows, data.num_held_out_rows, len(data.labels), len(data.notes)
+        found = data.num_rows, data.num_held_out_rows, len(data.labels), len(data.findings)
         if any(n > most for n, most in zip(found, _MOST, strict=True)):
             raise PeerFaultyError(
                 unit.host_id,
                 f"{unit.host_id} says that it has {found[0]} training rows, {found[1]} held-out rows, {found[2]} labels and {found[3]} "
-                f"notes, but at most {', '.join(map(str, _MOST))} are possible: look at its log",
+                f"findings, but at most {', '.join(map(str, _MOST))} are possible: look at its log",
             )
         logger.info(
             "cluster %d has %d training rows and %d held-out rows",
@@ -226,7 +226,7 @@ def describe_data(
     job: JobConfig,
     loaded: Sequence[control_unit_pb2.PrepareDataResponse],
     labels: Sequence[str],
-) -> list[str]:
+) -> list[Finding]:
     """Says what a person should know about the data of a job: warnings first, and of both kinds those about all clusters first.
 
     Args:
@@ -251,5 +251,5 @@ def describe_data(
         found = [] if few is None else [few]
     else:
         found = find_in_job(job, facts, HELD_OUT_SHARE)
-    notes = [note[:_MOST_CHARACTERS] for data in loaded for note in data.notes]
-    return lines_in_order([*map(str, found), *notes])
+    of_clusters = [from_message(each) for data in loaded for each in data.findings]
+    return in_order([*found, *of_clusters])

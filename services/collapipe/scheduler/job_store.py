@@ -440,6 +440,11 @@ class JobStore:
         with self._lock:
             return sorted(self._jobs.values(), key=lambda document: document.number)
 
+    @property
+    def num_unreadable(self) -> int:
+        """Number of jobs whose documents cannot be read."""
+        return len(self._unreadable)
+
     def statuses(self) -> list[scheduler_pb2.JobStatus]:
         """Returns the messages about all jobs, oldest first. Those that cannot be read come before all others."""
         unreadable = [

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from collapipe.emulation.device_profiles import MAX_OVERRUN_RATIO
+from collapipe.finding import Finding
 from collapipe.job import JobConfig
 from collapipe.scheduler.web.rates import BUSY
 from collapipe.telemetry.sources import Series
@@ -74,12 +75,16 @@ def few_rows(job: JobConfig, num_rows: Sequence[int]) -> JobWarning | None:
     )
 
 
-def say_passes(job: JobConfig, num_rows: Sequence[int]) -> str:
+def find_passes(job: JobConfig, num_rows: Sequence[int]) -> Finding:
     """Says how often the training takes each row, given the training rows of each cluster."""
     training, num_all = job.training, sum(num_rows)
     steps = training.rounds * training.local_steps * len(num_rows)
     passes = steps * training.mini_batch / max(num_all, 1)
-    return f"the training takes {steps:,} steps of {training.mini_batch} rows, which is {passes:.2g} times the {num_all:,} training rows"
+    return Finding(
+        "note",
+        "training",
+        f"{steps:,} steps of {training.mini_batch} rows, which is {passes:.2g} times the {num_all:,} training rows",
+    )
 
 
 class OneAnswer:

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from collapipe.data.cluster_rows import join_findings, labels_in_order
 from collapipe.data.findings import JobFacts
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.evaluation import first_places
+from collapipe.finding import Finding
 from collapipe.job import LABELLING_TASKS, JobConfig, TaskConfig
 from collapipe.models import (
     Head,
@@ -35,12 +36,17 @@ from collapipe.pretrained_directories import pretrained_directory
 from collapipe.stage_runtime.block_profile import count_stash_bytes, make_side, profile_block
 from collapipe.stage_runtime.compute_device import ComputeDevice
 from collapipe.stage_runtime.operation_counts import StageWork
-from collapipe.tasks import load_task, make_vocabulary, parse_vocabulary, read_vocabulary
+from collapipe.tasks import (
+    declared_tokens,
+    load_task,
+    make_vocabulary,
+    parse_vocabulary,
+    read_vocabulary,
+)
 from collapipe.unit_costs import ModelCosts, UnitCost
 from collapipe.weights.tensor_blob import TensorBlob
 
 _ASSUMED_LABELS = ("first", "second")
-_WARNING = "warning: "
 
 
 def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelCosts | None]:
@@ -56,12 +62,13 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     Raises:
         InvalidInputError: The model of the first job cannot be made, or the data cannot be used.
     """
-    labels, tokenizer, told = _read_data(jobs[0])
+    labels, vocabulary, told = _read_data(jobs[0])
+    tokens = parse_vocabulary(vocabulary), declared_tokens(vocabulary)
     costs: list[ModelCosts | None] = []
     for job in jobs:
         try:
             length = told.get("padded_length", job.task.max_length)
-            counted = _count_job(job, labels, tokenizer, length, timed=timed and job is jobs[0])
+            counted = _count_job(job, labels, *tokens, length, timed=timed and job is jobs[0])
             said = {
                 name: (*told.get(name, ()), *getattr(counted, name))
                 for name in ("notes", "warnings")
@@ -74,8 +81,8 @@ def count_jobs(jobs: Sequence[JobConfig], *, timed: bool = False) -> list[ModelC
     return costs
 
 
-def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, Any]]:
-    """Returns the labels, the tokenizer, and the fields of `ModelCosts` about the data."""
+def _read_data(job: JobConfig) -> tuple[list[str], bytes, dict[str, Any]]:
+    """Returns the labels, the vocabulary, and the fields of `ModelCosts` about the data."""
     if _has_data_here(job):
         first = load_task(job, 0, None)
         others = [load_task(job, index, first.vocabulary) for index in range(1, job.clusters)]
@@ -97,38 +104,38 @@ def _read_data(job: JobConfig) -> tuple[list[str], Tokenizer, dict[str, Any]]:
             ),
         )
         found = join_findings(job, facts, (each for task in tasks for each in task.findings))
-        warnings = tuple(str(each) for each in found if each.severity == "warning")
         told = {
-            "notes": (note, *(str(each) for each in found if each.severity != "warning")),
-            "warnings": tuple(each.removeprefix(_WARNING) for each in warnings),
+            "notes": (note, *(each.text for each in found if not each.is_warning)),
+            "warnings": tuple(each.text for each in found if each.is_warning),
             "num_rows": num_rows,
             "padded_length": mean_longest(
                 [length for task in tasks for length in task.lengths],
                 job.training.mini_batch // job.schedule.num_micro_batches,
             ),
         }
-        return labels, parse_vocabulary(first.vocabulary), told
+        return labels, first.vocabulary, told
     labels = list(_ASSUMED_LABELS) if job.task.kind in LABELLING_TASKS else []
-    tokenizer = _tokenizer_without_data(job)
+    vocabulary = _vocabulary_without_data(job)
     note = (
-        f"the job's data is not on this machine: {len(labels)} labels and {tokenizer.get_vocab_size()} tokens in the "
+        f"the job's data is not on this machine: {len(labels)} labels and {parse_vocabulary(vocabulary).get_vocab_size()} tokens in the "
         "vocabulary are assumed"
     )
-    return labels, tokenizer, {"notes": (note,)}
+    return labels, vocabulary, {"notes": (note,)}
 
 
 def _count_job(
     job: JobConfig,
     labels: Sequence[str],
     tokenizer: Tokenizer,
+    declared: Mapping[str, str],
     length: int,
     *,
     timed: bool,
 ) -> ModelCosts:
-    config_json = create_config_json(job.model, job.task, labels, tokenizer)
+    config_json = create_config_json(job.model, job.task, labels, tokenizer, declared)
     adapter = adapter_for(job.model.family, job.task.kind, config_json)
     units = tuple(count_units(adapter, job.task, length))
-    about: list[str] = []
+    about: list[Finding] = []
     if job.model.pretrained is not None and tuple(labels) != _ASSUMED_LABELS:
         about = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
     flops_per_second = None
@@ -143,8 +150,8 @@ def _count_job(
         hidden_size=adapter.config.hidden_size,
         period=adapter.period,
         frozen_memory_share=adapter.frozen_memory_share,
-        notes=tuple(each for each in about if not each.startswith(_WARNING)),
-        warnings=tuple(each.removeprefix(_WARNING) for each in about if each.startswith(_WARNING)),
+        notes=tuple(each.text for each in about if not each.is_warning),
+        warnings=tuple(each.text for each in about if each.is_warning),
     )
 
 
@@ -227,17 +234,17 @@ def _has_data_here(job: JobConfig) -> bool:
     return bool(train) and all(Path(path).exists() for path in paths)
 
 
-def _tokenizer_without_data(job: JobConfig) -> Tokenizer:
-    """Returns the tokenizer of the pretrained directory, or one with as many tokens as the job asks for."""
+def _vocabulary_without_data(job: JobConfig) -> bytes:
+    """Returns the vocabulary of the pretrained directory, or one with as many tokens as the job asks for."""
     if job.model.pretrained is not None:
         directory = pretrained_directory(job.model.pretrained)
-        return parse_vocabulary(read_vocabulary(directory, job.model.family))
+        return read_vocabulary(directory, job.model.family)
     size = job.model.vocabulary_size
     tokenizer = parse_vocabulary(make_vocabulary([], size, job.model.family))
     tokenizer.add_tokens(
         [f"<token {number}>" for number in range(size - tokenizer.get_vocab_size())]
     )
-    return tokenizer
+    return tokenizer.to_str().encode()
 
 
 def _main() -> int:

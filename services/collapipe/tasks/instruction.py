@@ -9,9 +9,9 @@ from itertools import groupby
 import numpy as np
 
 from collapipe.data.cluster_rows import NewRows
-from collapipe.data.findings import Finding
 from collapipe.data.rows import ChatRow, Row
 from collapipe.errors import InvalidInputError
+from collapipe.finding import Finding
 from collapipe.models import IGNORED
 from collapipe.tasks.language_task import LanguageTask
 from collapipe.tasks.task import Example, IntArray, padded
@@ -122,10 +122,18 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
     def _texts(self, row: Row) -> tuple[str, str]:
         """Returns the prompt and the answer. What a chat template writes behind the end token is no part of the answer."""
         if isinstance(row, ChatRow):
-            prompt, answer = self._vocabulary.render(row.messages, row.place)
-            return prompt, answer.rstrip()
+            prompt, rest = self._vocabulary.render(row.messages, row.place)
+            answer, wanted = rest.rstrip(), row.texts[-1]
+            blanks = wanted[len(wanted.rstrip()) :]
+            # Blanks of the answer itself stay, if the template keeps them.
+            is_kept = answer.endswith(wanted.rstrip()) and rest[len(answer) :].startswith(blanks)
+            return prompt, answer + blanks * is_kept
         prompt, answer = row.texts
         return prompt, answer
+
+    def _plain_texts(self, row: Row) -> Sequence[str]:
+        """Returns the answer. Prompts that were rendered before have special tokens, and so has the end of an answer."""
+        return [row.texts[-1].removesuffix(self._vocabulary.end_token)]
 
     def _labels(self, examples: Sequence[AnswerExample], length: int) -> IntArray:
         return padded([_next_tokens(example) for example in examples], IGNORED)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.data.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
-from collapipe.data.findings import Finding, find
+from collapipe.data.findings import find
 from collapipe.data.row_counts import count_rows
 from collapipe.data.rows import Row
 from collapipe.data.sources import open_file
 from collapipe.errors import InvalidInputError
+from collapipe.finding import Finding
 from collapipe.job import JobConfig
 from collapipe.models import adapter_class_for
 from collapipe.pretrained_directories import pretrained_directory

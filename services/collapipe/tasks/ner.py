@@ -9,10 +9,10 @@ from tokenizers import Encoding
 from torch import Tensor
 
 from collapipe.data.cluster_rows import NewRows, job_labels
-from collapipe.data.findings import Finding
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.errors import InvalidInputError
 from collapipe.evaluation import PREDICTED, RIGHT, TRUE
+from collapipe.finding import Finding
 from collapipe.models import IGNORED
 from collapipe.tasks.task import Example, IntArray, RowTask, token_ids
 

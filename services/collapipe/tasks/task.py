@@ -14,10 +14,11 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from collapipe.data.cluster_rows import NewRows, TaskRows, labels_in_order
-from collapipe.data.findings import Finding
+from collapipe.data.findings import Counted, find_in_texts
 from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
+from collapipe.finding import Finding
 from collapipe.models import IGNORED
 from collapipe.tasks.vocabulary import Vocabulary
 
@@ -87,7 +88,13 @@ class Task(ABC, Generic[E]):
         self.num_long_rows = 0
         self.num_long_held_out_rows = 0
         self._label_ids: dict[str, int] | None = None
+        self._unknown = Counted()
+        """Rows of which the vocabulary does not know at least half."""
         self._take(new)
+        rows_of_texts = [*new.train, *new.held_out]
+        self._findings_of_texts = find_in_texts(
+            self.kind, len(rows_of_texts), self._control_tokens(rows_of_texts), self._unknown
+        )
 
     @property
     def num_rows(self) -> int:
@@ -120,7 +127,7 @@ class Task(ABC, Generic[E]):
     @property
     def findings(self) -> list[Finding]:
         """What a person should know about the rows of the first reading."""
-        return self._rows.findings
+        return [*self._rows.findings, *self._findings_of_texts]
 
     @property
     def num_first(self) -> int:
@@ -257,6 +264,19 @@ class Task(ABC, Generic[E]):
         self._held_out += self._rows.share_held_out(held_out, self._num_held_out_read)
         self._num_held_out_read += len(held_out)
 
+    def _control_tokens(self, rows: Sequence[Row]) -> dict[str, Counted]:
+        """Counts the rows with a special token in a text, by the first one."""
+        found: dict[str, Counted] = {}
+        for row in rows:
+            tokens = map(self._vocabulary.control_token_in, self._plain_texts(row))
+            if token := next(filter(None, tokens), ""):
+                found.setdefault(token, Counted()).add(row.place)
+        return found
+
+    def _plain_texts(self, row: Row) -> Sequence[str]:
+        """Returns the texts of a row in which nobody writes special tokens on purpose."""
+        return row.texts
+
     def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
         for row in rows:
             for label in row.labels:
@@ -322,10 +342,19 @@ class RowTask(Task[E]):
         is_cut: list[bool] = []
         texts_by_column = zip(*(row.texts for row in rows), strict=True)
         encoded = [self._vocabulary.encode(texts) for texts in texts_by_column]
+        unknown_id = self._vocabulary.unknown_id
         for row, *encodings in zip(rows, *encoded, strict=True):
+            if unknown_id is not None and any(_is_unknown(each, unknown_id) for each in encodings):
+                self._unknown.add(row.place)
             examples.append(self._example(row, *encodings))
             is_cut.append(any(encoding.overflowing for encoding in encodings))
         return examples, is_cut
+
+
+def _is_unknown(encoding: Encoding, unknown_id: int) -> bool:
+    """Returns whether at least half of the tokens of a text are unknown."""
+    num_unknown = encoding.ids.count(unknown_id)
+    return num_unknown > 0 and 2 * num_unknown >= encoding.special_tokens_mask.count(0)
 
 
 def token_ids(encoding: Encoding) -> IntArray:

@@ -7,6 +7,7 @@ of `transformers` produce the same token ids, and render chats as the same text.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -136,6 +137,23 @@ class Vocabulary:
     def _start_ids(self) -> list[int]:
         """The tokens that the tokenizer puts before each text."""
         return _tokens_around(self._tokenizer)[0]
+
+    def control_token_in(self, text: str) -> str:
+        """Returns the first special token that a text contains as characters, which are read as that token; "" without one."""
+        found = self._control_tokens.search(text)
+        return found[0] if found else ""
+
+    @cached_property
+    def _control_tokens(self) -> re.Pattern[str]:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        special = [re.escape(token.content) for token in added if token.special]
+        return re.compile("|".join(special) or "(?!)")
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The token of a text that the vocabulary cannot encode. `None` if it can encode every text."""
+        token = getattr(self._tokenizer.model, "unk_token", None)
+        return None if token is None else self._tokenizer.token_to_id(token)
 
     @property
     def end_token(self) -> str:

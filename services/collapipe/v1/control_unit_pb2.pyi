@@ -27,26 +27,26 @@ class PrepareDataRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ..., num_first_rows: _Optional[int] = ..., has_model: bool = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
-    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "notes", "num_long_rows", "num_long_held_out_rows", "num_first_rows")
+    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "num_long_rows", "num_long_held_out_rows", "num_first_rows", "findings")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     NUM_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_LABELS_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
     NUM_LONG_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_LONG_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
     num_held_out_rows: int
     held_out_labels: _containers.RepeatedCompositeFieldContainer[HeldOutLabel]
-    notes: _containers.RepeatedScalarFieldContainer[str]
     num_long_rows: int
     num_long_held_out_rows: int
     num_first_rows: int
-    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., num_long_rows: _Optional[int] = ..., num_long_held_out_rows: _Optional[int] = ..., num_first_rows: _Optional[int] = ...) -> None: ...
+    findings: _containers.RepeatedCompositeFieldContainer[_job_pb2.Finding]
+    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ..., num_long_rows: _Optional[int] = ..., num_long_held_out_rows: _Optional[int] = ..., num_first_rows: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[_job_pb2.Finding, _Mapping]]] = ...) -> None: ...
 
 class HeldOutLabel(_message.Message):
     __slots__ = ("label", "place")

@@ -77,7 +77,7 @@ class EvaluationSums(_message.Message):
     def __init__(self, sums: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Evaluation(_message.Message):
-    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics", "one_answer", "notes", "definitions")
+    __slots__ = ("num_rounds", "metric", "value", "num_rows", "other_metrics", "one_answer", "definitions", "findings")
     class OtherMetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,17 +98,29 @@ class Evaluation(_message.Message):
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     OTHER_METRICS_FIELD_NUMBER: _ClassVar[int]
     ONE_ANSWER_FIELD_NUMBER: _ClassVar[int]
-    NOTES_FIELD_NUMBER: _ClassVar[int]
     DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
     num_rounds: int
     metric: str
     value: float
     num_rows: int
     other_metrics: _containers.ScalarMap[str, float]
     one_answer: bool
-    notes: _containers.RepeatedScalarFieldContainer[str]
     definitions: _containers.ScalarMap[str, str]
-    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ..., one_answer: bool = ..., notes: _Optional[_Iterable[str]] = ..., definitions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    def __init__(self, num_rounds: _Optional[int] = ..., metric: _Optional[str] = ..., value: _Optional[float] = ..., num_rows: _Optional[int] = ..., other_metrics: _Optional[_Mapping[str, float]] = ..., one_answer: bool = ..., definitions: _Optional[_Mapping[str, str]] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("is_warning", "place", "what", "remedy")
+    IS_WARNING_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    is_warning: bool
+    place: str
+    what: str
+    remedy: str
+    def __init__(self, is_warning: bool = ..., place: _Optional[str] = ..., what: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class RoundSummary(_message.Message):
     __slots__ = ("losses", "gradient_norms", "training_seconds", "configure_seconds", "gather_seconds", "fetched_bytes", "stages", "evaluation_seconds", "pushed", "fetched", "local_steps")

@@ -343,10 +343,12 @@ class Incident(_message.Message):
     def __init__(self, code: _Optional[_Union[IncidentCode, str]] = ..., message: _Optional[str] = ..., host_ids: _Optional[_Iterable[str]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class DataNote(_message.Message):
-    __slots__ = ("message",)
+    __slots__ = ("message", "is_warning")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_WARNING_FIELD_NUMBER: _ClassVar[int]
     message: str
-    def __init__(self, message: _Optional[str] = ...) -> None: ...
+    is_warning: bool
+    def __init__(self, message: _Optional[str] = ..., is_warning: bool = ...) -> None: ...
 
 class JobWarning(_message.Message):
     __slots__ = ("code", "message", "advice")

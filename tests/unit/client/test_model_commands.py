@@ -103,7 +103,7 @@ def test_evaluate_sends_the_files_and_prints_the_metrics_and_notes(
     evaluation = Evaluation(num_rounds=3, metric="bleu", value=12.5, num_rows=1, one_answer=True)
     evaluation.definitions["bleu"] = "by a tool"
     evaluation.other_metrics.update({"z": 2, "a": 1})
-    evaluation.notes.append("a label is unknown")
+    evaluation.findings.add(place="held-out data", what="a label is unknown", is_warning=True)
     two_answers.outputs = [ModelOutput(evaluation=evaluation)]
     files = f"{tmp_path}/a.en,{tmp_path}/a.de"
     command = ("evaluate", "demo", "--data", files, *two_answers.options)
@@ -112,7 +112,8 @@ def test_evaluate_sends_the_files_and_prints_the_metrics_and_notes(
     assert values == "bleu 12.5000, a 1.0000, z 2.0000 after 3 rounds (1 row)"
     assert definitions == ["  bleu: by a tool"]
     noted, warned = result.stderr.splitlines()
-    assert noted == "a label is unknown" and warned.startswith("warning: ")
+    assert noted == "warning: held-out data: a label is unknown"
+    assert warned.startswith("warning: the model")
     assert two_answers.evaluated == b"abcde"
     [start] = two_answers.uses
     assert [(f.name, f.total_bytes) for f in start.use.evaluation.files] == [

@@ -33,7 +33,7 @@ from collapipe_client import live_view
 from collapipe_client.live_picture import render
 from collapipe_client.live_view import PlainDisplay, event_document, make_display
 from collapipe_client.plan_tables import RoundRecord
-from collapipe_client.trouble import incident_lines, say_clock, say_trouble
+from collapipe_client.trouble import incident_lines, is_warning, say_clock, say_trouble
 from collapipe_client.view_state import PREPARATION, JobView, apply_event, progress_lines
 
 _RANGES = [("control-unit-0", 0, 1), ("device-0-0", 1, 4), ("device-0-1", 4, 7), ("edge", 7, 8)]
@@ -268,6 +268,7 @@ def test_wrong_clock_of_the_scheduler_shows_in_the_heartbeats_of_living_hosts(
 _INCIDENT = Incident(code=INCIDENT_CODE_HOST_LOST, message="device-0 is lost")
 _WARNING = JobWarning(code=WARNING_CODE_FLAT_LOSS, message="it stays", advice="change it")
 _NOTE = DataNote(message="9 of 60 rows")
+_DOUBT = DataNote(message="2 of 60 rows", is_warning=True)
 
 
 @pytest.mark.parametrize(
@@ -276,13 +277,15 @@ _NOTE = DataNote(message="9 of 60 rows")
         ("incident", _INCIDENT, "HOST_LOST: device-0 is lost", "code", "HOST_LOST"),
         ("warning", _WARNING, "warning: it stays: change it", "code", "FLAT_LOSS"),
         ("data_note", _NOTE, "9 of 60 rows", "message", "9 of 60 rows"),
+        ("data_note", _DOUBT, "warning: 2 of 60 rows", "is_warning", True),
     ],
 )
 def test_incident_warning_or_note_is_a_line_in_text_and_json(
-    kind: str, event: Any, line: str, key: str, value: str
+    kind: str, event: Any, line: str, key: str, value: Any
 ) -> None:
     told = WatchJobResponse(**{kind: event})
     assert incident_lines(told) == [line]
+    assert is_warning(told) == line.startswith("warning: ")
     assert event_document(kind, told)[key] == value
     assert incident_lines(_RUNNING) == []
 

@@ -86,7 +86,7 @@ def test_counts_of_rows_of_a_private_job_are_not_told(
     request = PrepareDataRequest(job=JobSpec(job_id="job", config_json=job.to_json()))
     *_, answer = make_cluster(job).control_unit().PrepareData(request, timeout=SECONDS)
     assert (answer.num_rows, answer.num_first_rows) == (21, 0)
-    told = answer.notes, answer.held_out_labels
+    told = answer.findings, answer.held_out_labels
     assert [bool(each) for each in told] == [not is_private] * 2
 
 

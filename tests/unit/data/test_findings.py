@@ -9,20 +9,12 @@ from typing import Any
 import pytest
 
 from collapipe.data.cluster_rows import check_data, join_findings
-from collapipe.data.findings import (
-    MOST_LINES,
-    Finding,
-    JobFacts,
-    alike_labels,
-    find,
-    folded,
-    in_order,
-    shortened,
-)
+from collapipe.data.findings import JobFacts, alike_labels, find, folded
 from collapipe.data.row_counts import count_rows
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.data.sources import SourceFacts
 from collapipe.errors import InvalidInputError
+from collapipe.finding import MOST_LINES, Finding, in_order, shortened
 from collapipe.job import JobConfig
 
 TRAIN = [(f"text {number}", "pn"[number % 2]) for number in range(40)]
@@ -187,10 +179,10 @@ def test_warnings_come_first_and_at_most_ten_lines_are_shown() -> None:
     note, warning = Finding("note", "a", "b"), Finding("warning", "a", "c", "do d")
     assert in_order([note, warning, note]) == [warning, note]
     assert str(warning) == "warning: a: c: do d"
-    lines = [str(number) for number in range(25)]
-    assert shortened(lines[:10]) == lines[:10]
-    *first, rest = shortened(lines)
-    assert first == lines[:9] and rest.startswith("16 ") and MOST_LINES == 10
+    many = [Finding("note", str(number), "b") for number in range(25)]
+    assert shortened(many[:10]) == many[:10]
+    *first, rest = shortened(many)
+    assert first == many[:9] and rest.what.startswith("16 ") and MOST_LINES == 10
 
 
 # --- whole jobs

@@ -84,6 +84,9 @@ def test_adapter_is_exported_if_it_gives_the_trained_model(
     edge.restart()
     settings = None if lora is None else LoraConfig(**lora)
     edge.prepare(config=config, pretrained=str(tmp_path / "pretrained"), lora=settings)
+    edge.restart()
+    [found] = edge.model.findings()  # An answer that was lost is given again.
+    assert not found.is_warning and "2 of 2 labels" in found.what
     folder = tmp_path / "export"
     folder.mkdir()
     edge.model.export(folder, merged=merged)

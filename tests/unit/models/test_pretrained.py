@@ -237,9 +237,10 @@ def test_rows_of_a_labelling_layer_follow_the_names_of_its_labels(
                 expected = original.state_dict()[name][rows[number]]
             assert torch.equal(found[number], expected)
     [note] = adapter.describe_pretrained(Path(directory))
-    assert ("3 of 3" in note, "1 of 3" in note) == (len(rows) == 3, len(rows) == 1)
+    assert ("3 of 3" in note.what, "1 of 3" in note.what) == (len(rows) == 3, len(rows) == 1)
+    assert note.is_warning == (not rows) and note.place == directory
     dropped = [name for number, name in enumerate(theirs) if number not in rows.values()]
-    assert all(name in note for name in dropped)
+    assert all(name in note.what for name in dropped)
 
 
 def with_labels(adapter: ModelAdapter, labels: list[str]) -> Any:
@@ -260,7 +261,7 @@ def test_integer_label_is_the_one_that_transformers_calls_by_its_number() -> Non
 def test_labelling_layer_of_another_task_is_told(make_adapter: MakeAdapter, save: Save) -> None:
     directory = save(make_adapter("bert", "ner").build_model())
     [note] = make_adapter("bert", "classification", directory).describe_pretrained(Path(directory))
-    assert "BertForTokenClassification" in note
+    assert "BertForTokenClassification" in note.what and note.is_warning
     bare = save(make_adapter("bert", "ner").build_model().base_model)
     assert make_adapter("bert", "ner", bare).describe_pretrained(Path(bare)) == []
 
@@ -292,8 +293,8 @@ def test_tied_embeddings_that_are_trained_apart_are_told(
     kind = "causal_lm" if family == "llama" else "translation"
     values = make_adapter(family, kind, directory).config.to_dict() | {"max_new_tokens": 4}
     adapter = adapter_for(family, kind, json.dumps(values | settings))
-    notes = adapter.describe_pretrained(Path(directory))
-    assert [directory in note for note in notes] == [True] * is_told
+    found = adapter.describe_pretrained(Path(directory))
+    assert [(each.is_warning, each.place) for each in found] == [(True, directory)] * is_told
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

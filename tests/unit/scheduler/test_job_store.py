@@ -256,6 +256,7 @@ def test_job_that_cannot_be_read_is_left_out_and_the_others_are_not(
     restarted = JobStore(tmp_path)
     assert ids_of(restarted) == [good]
     assert str(path) in caplog.text
+    assert restarted.num_unreadable == 1
     listed = restarted.statuses()
     assert [(each.job_id, each.state) for each in listed] == [
         (bad, scheduler_pb2.JOB_STATE_UNREADABLE),

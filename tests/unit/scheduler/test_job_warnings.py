@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from collapipe.data.findings import MOST_LINES
 from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
+from collapipe.finding import MOST_LINES
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
@@ -23,9 +23,9 @@ from collapipe.scheduler.job_warnings import (
     OneAnswer,
     WaitingDevices,
     few_rows,
+    find_passes,
     long_warm_up,
     random_base,
-    say_passes,
     slow_emulation,
 )
 from collapipe.scheduler.unusual_changes import UnusualChanges, unusual_clusters
@@ -33,6 +33,7 @@ from collapipe.telemetry.sources import Series
 from collapipe.v1 import control_unit_pb2_grpc, edge_server_pb2_grpc, scheduler_pb2
 from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
 from collapipe.v1.job_pb2 import Evaluation, RoundSummary
+from collapipe.v1.job_pb2 import Finding as FindingMessage
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import (
     INCIDENT_CODE_HOST_LOST,
@@ -61,9 +62,12 @@ def loaded(num_rows: int, num_held_out: int, **places: str) -> PrepareDataRespon
 
 def described(config: JobConfig, data: list[PrepareDataResponse], labels: list[str]) -> list[str]:
     """Describes data, without saying that few rows are held out."""
-    return [line for line in describe_data(config, data, labels) if "measured, so" not in line]
+    lines = map(str, describe_data(config, data, labels))
+    return [line for line in lines if "measured, so" not in line]
 
 
+_NOTE = FindingMessage(place="a", what="its tags are IOB1")
+_WARNING = FindingMessage(is_warning=True, place="b", what="c", remedy="do d")
 WARM_AND_COLD = [loaded(50, 8, warm="a:1"), loaded(49, 7, cold="a:2")]
 WET = [loaded(50, 2, warm="b:1", wet="b:4"), loaded(50, 2, wet="b:9")]
 OF_TAGS = [loaded(9, 1, **{"B-place": "a:1", "O": "a:1"})]
@@ -99,28 +103,29 @@ def test_labels_of_held_out_rows_that_training_rows_have_are_not_told() -> None:
 
 def test_passes_over_the_data_are_told() -> None:
     config = job(training={"rounds": 10, "local_steps": 20, "mini_batch": 8})
-    assert "200 steps of 8 rows, which is 0.43 times the 3,712 " in say_passes(config, [3712])
-    assert "400 steps of 8 rows, which is 3.2 times the 1,000 " in say_passes(config, [400, 600])
+    assert "200 steps of 8 rows, which is 0.43 times the 3,712 " in find_passes(config, [3712]).what
+    assert (
+        "400 steps of 8 rows, which is 3.2 times the 1,000 " in find_passes(config, [400, 600]).what
+    )
 
 
 def test_notes_stay_short() -> None:
     places = {f"label {number}": f"b:{number}" for number in range(500)}
     [note] = describe_data(with_data(held_out="b.jsonl"), [loaded(9, 500, **places)], [])
-    assert "label 104 (b:104), ..." in note and len(note) < 400
+    assert "label 104 (b:104), ..." in note.what and len(note.text) < 400
 
 
 def test_note_about_how_rows_were_read_comes_once() -> None:
     data = [loaded(9, 1), loaded(9, 1)]
     for each in data:
-        each.notes.append("a.conll: its tags are IOB1")
-    notes = described(with_data(held_out="b.jsonl"), data, [])
-    assert notes == ["a.conll: its tags are IOB1"]
+        each.findings.append(_NOTE)
+    assert described(with_data(held_out="b.jsonl"), data, []) == ["a: its tags are IOB1"]
 
 
 @pytest.mark.parametrize(("num_rows", "is_told"), [(1, True), (99, True), (100, False)])
 def test_few_held_out_rows_are_a_warning(num_rows: int, is_told: bool) -> None:
-    lines = describe_data(with_data(held_out="b.jsonl"), [loaded(50, num_rows)], [])
-    assert [line.startswith("warning: ") for line in lines] == [True] * is_told
+    found = describe_data(with_data(held_out="b.jsonl"), [loaded(50, num_rows)], [])
+    assert [each.is_warning for each in found] == [True] * is_told
 
 
 @pytest.mark.parametrize(
@@ -142,22 +147,23 @@ def test_long_rows_of_all_clusters_are_told(kind: str, said: list[str]) -> None:
 
 def test_findings_about_all_clusters_come_before_those_of_clusters() -> None:
     data = [loaded(50, 8, warm="a:1")]
-    data[0].notes.extend(["a: a note", "warning: a: b: c"])
-    lines = describe_data(with_data(), data, ["cold", "warm"])
-    starts = ["warning: held-out data", "warning: a: b: c", "data.held_out is not set", "a: a note"]
-    assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
+    data[0].findings.extend([_NOTE, _WARNING])
+    found = describe_data(with_data(), data, ["cold", "warm"])
+    places = ["held-out data", "b", "data.held_out is not set", "a"]
+    assert [each.place for each in found] == places
+    assert [each.is_warning for each in found] == [True, True, False, False]
 
 
 class Hosts(
     control_unit_pb2_grpc.ControlUnitServiceServicer, edge_server_pb2_grpc.EdgeServerServiceServicer
 ):
-    """A control unit with 100 held-out rows and some notes, and an edge server that refuses the job."""
+    """A control unit with 100 held-out rows and some findings, and an edge server that refuses the job."""
 
-    notes: Sequence[str] = ()
+    findings: Sequence[FindingMessage] = ()
 
     def PrepareData(self, request: Any, context: Any) -> Iterator[PrepareDataResponse]:
         found = loaded(50, 100)
-        found.notes.extend(self.notes)
+        found.findings.extend(self.findings)
         yield found
 
     def PrepareJob(self, request: Any, context: Any) -> Iterator[Any]:
@@ -176,39 +182,42 @@ def served() -> Iterator[tuple[Hosts, str]]:
 
 
 @pytest.mark.parametrize(
-    ("notes", "is_strict", "is_resumed", "error"),
+    ("findings", "is_strict", "is_resumed", "error"),
     [
-        (["warning: a: b: c"], True, False, InvalidInputError),
-        (["warning: a: b: c"], True, True, WrongStateError),
-        (["warning: a: b: c"], False, False, WrongStateError),
-        (["a: b"], True, False, WrongStateError),
-        ([f"a:{n}: b" for n in range(100)], False, False, WrongStateError),
-        ([f"a:{n}: b" for n in range(101)], False, False, PeerFaultyError),
+        ([_WARNING], True, False, InvalidInputError),
+        ([_WARNING], True, True, WrongStateError),
+        ([_WARNING], False, False, WrongStateError),
+        ([_NOTE], True, False, WrongStateError),
+        ([FindingMessage(place=f"a:{n}") for n in range(100)], False, False, WrongStateError),
+        ([FindingMessage(place=f"a:{n}") for n in range(101)], False, False, PeerFaultyError),
     ],
 )
-def test_warnings_stop_a_new_strict_job_and_a_flood_of_notes_is_refused(
+def test_warnings_stop_a_new_strict_job_and_a_flood_of_findings_is_refused(
     served: tuple[Hosts, str],
     store: JobStore,
     events: EventLog,
     channels: ChannelPool,
-    notes: list[str],
+    findings: list[FindingMessage],
     is_strict: bool,
     is_resumed: bool,
     error: type[CollapipeError],
 ) -> None:
-    served[0].notes = notes
+    served[0].findings = findings
     config = job(more={"data": {"held_out": "b.jsonl", "strict": is_strict}})
     progress = JobProgress(store.create(config), store, events)
     progress.document.vocabulary_digest = "0" * 64 if is_resumed else ""
     of = hosts()
     for host in (of.edge_server, of.clusters[0].control_unit):
         host.address, host.incarnation = served[1], "first"
-    with pytest.raises(error):
-        JobPreparation(progress, channels, HostCalls(60.0)).prepare(of)
-    told = [each.data_note.message for each in published(events) if each.HasField("data_note")]
+    preparation = JobPreparation(progress, channels, HostCalls(60.0))
+    for _ in range(2):  # What was told once is not told again.
+        with pytest.raises(error):
+            preparation.prepare(of)
+    told = [each.data_note for each in published(events) if each.HasField("data_note")]
     if error is WrongStateError:
-        assert len(told) == min(len(notes), MOST_LINES) + 1
-        assert "times the 50 training rows" in told[-1]
+        assert len(told) == min(len(findings), MOST_LINES) + 1
+        assert told[0].is_warning == findings[0].is_warning
+        assert "times the 50 training rows" in told[-1].message
     else:
         assert told == []
 
@@ -216,7 +225,7 @@ def test_warnings_stop_a_new_strict_job_and_a_flood_of_notes_is_refused(
 def test_page_of_a_private_job_has_no_places_and_no_counts_but_those_of_rows() -> None:
     config = job(more={"privacy": {"noise_multiplier": 1.0, "clip_norm": 1.0}})
     [few] = describe_data(config, [loaded(50, 8), loaded(50, 7)], ["cold", "warm"])
-    assert few.startswith("warning: ") and "15 rows" in few
+    assert few.is_warning and "15 rows" in few.what
     assert describe_data(config, [loaded(500, 100)], ["cold", "warm"]) == []
 
 

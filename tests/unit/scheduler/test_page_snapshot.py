@@ -167,6 +167,7 @@ def test_a_thousand_devices_are_summed_up(world: World) -> None:
             world.register(f"device-{cluster}-{device}", cluster=cluster)
     world.register("edge-server", EDGE_SERVER)
     sections = world.sections()
+    assert sections["counts"]["unreadable"] == 0
     assert sections["details"] == {} and len(sections["clusters"]) == MOST_CLUSTERS
     assert sections["counts"]["clusters"] == 250 and sections["counts"]["devices"] == 2500
     counted = {"working": 0, "idle": 11, "lost": 0, "suspected": 0}
@@ -274,7 +275,9 @@ def test_warnings_and_changes_are_among_the_events(world: World, document: JobDo
     code = scheduler_pb2.WARNING_CODE_FLAT_LOSS
     warning = scheduler_pb2.JobWarning(code=code, message="it stays", advice="change it")
     world.publish(document, warning=warning)
-    world.publish(document, data_note=scheduler_pb2.DataNote(message="9 rows are held out"))
+    for message, is_warning in (("9 rows are held out", False), ("2 rows contradict", True)):
+        note = scheduler_pb2.DataNote(message=message, is_warning=is_warning)
+        world.publish(document, data_note=note)
     world.publish(document, round_started=RoundStarted(change="device-1 takes block 2"))
     without = RoundCommitted(num_rounds=1, round_seconds=2.0, late_clusters=[0, 2])
     world.publish(document, round_committed=without)
@@ -282,6 +285,7 @@ def test_warnings_and_changes_are_among_the_events(world: World, document: JobDo
     assert told == [
         ("FLAT_LOSS", "it stays: change it"),
         ("data_note", "9 rows are held out"),
+        ("warning", "2 rows contradict"),
         ("round_started", "round 1 starts: device-1 takes block 2"),
         ("round_committed", "round 1 is committed after 2.0 s without clusters 0, 2"),
     ]

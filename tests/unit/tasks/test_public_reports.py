@@ -118,6 +118,63 @@ def test_numbers_of_classes_become_the_names_of_their_data_set() -> None:
     assert row.labels == ("B-PER", "O", "B-LOC")
 
 
+@pytest.mark.parametrize("form", ["jsonl", "json"])
+def test_key_that_comes_twice_is_refused(tmp_path: Path, form: str) -> None:
+    """jq 1509."""
+    row = '{"text": "a", "label": "x", "label": "y"}'
+    path = write(tmp_path / f"rows.{form}", f"[{row}]" if form == "json" else row)
+    with pytest.raises(InvalidInputError, match=rf"^{path}.*'label' twice"):
+        open_file(path, "classification", CLASSES).read()
+
+
+# --- texts as tokens
+
+
+@pytest.mark.parametrize(
+    ("target", "is_told"), [("ein Hund", True), ("ein Hund !", True), ("ein Hund, ja", False)]
+)
+def test_translations_that_bleu_cannot_measure_are_told(
+    load_rows: LoadRows, target: str, is_told: bool
+) -> None:
+    """sacrebleu 198."""
+    rows = [{"source": f"a dog {number}", "target": target} for number in range(4)]
+    told = [
+        each
+        for each in load_rows("translation", rows, model={"family": "marian"}).findings
+        if "BLEU" in each.what
+    ]
+    assert [each.is_warning for each in told] == [True] * is_told
+
+
+def test_control_tokens_in_texts_are_told(load_rows: LoadRows) -> None:
+    """tokenizers 787."""
+    texts = ["a [SEP] b", "a b", "[MASK]", "c [SEP]"]
+    rows = [{"text": text, "label": text[0]} for text in texts]
+    task = load_rows("classification", rows, rows[1:2], model=MINILM)
+    found = {each.place[-1]: each for each in task.findings if "special token" in each.what}
+    assert found.keys() == {"1", "3"}
+    assert all(each.is_warning for each in found.values())
+    assert "2 of 5 rows" in found["1"].what and "'[SEP]'" in found["1"].what
+    rows = [{"prompt": "<s> a", "completion": answer} for answer in ("b</s>", "b </s> c", "d", "e")]
+    sections = {"model": {"family": "llama"}, "task": {"max_length": 64}}
+    [told] = [
+        each
+        for each in load_rows("instruction", rows, rows[2:], **sections).findings
+        if "special token" in each.what
+    ]
+    assert told.place.endswith(":2")
+
+
+def test_texts_that_the_vocabulary_does_not_know_are_told(load_rows: LoadRows) -> None:
+    """PreSumm 184."""
+    texts = ["ሰላም ለዓለም", "a" * 200, "good day", "a good ዓለም"]
+    rows = [{"text": text, "label": "xy"[number % 2]} for number, text in enumerate(texts)]
+    task = load_rows("classification", rows, rows[2:3], model=MINILM)
+    found = [each for each in task.findings if "does not know" in each.what]
+    [told] = found
+    assert told.is_warning and "2 of 5 rows" in told.what and told.place.endswith(":1")
+
+
 # --- labels of words
 
 

@@ -224,6 +224,7 @@ def _event(event: Event, began: float) -> Value | None:
         kind = scheduler_pb2.IncidentCode.Name(event.incident.code).removeprefix("INCIDENT_CODE_")
     elif kind == "data_note":
         words = event.data_note.message
+        kind = "warning" if event.data_note.is_warning else kind
     elif kind == "warning":
         words = f"{event.warning.message}: {event.warning.advice}"
         kind = scheduler_pb2.WarningCode.Name(event.warning.code).removeprefix("WARNING_CODE_")

@@ -210,6 +210,7 @@ class Snapshots:
             "counts": {
                 "clusters": len(clusters),
                 "jobs": len(documents),
+                "unreadable": self._jobs.num_unreadable,
                 "devices": sum(s.host.role == DEVICE_AGENT for s in base.statuses),
             },
         }

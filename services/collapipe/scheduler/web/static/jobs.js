@@ -59,6 +59,8 @@ export function jobsTab({ sections: { jobs, job: chosen, counts }, choose, now }
       ),
     counts.jobs > jobs.length &&
       h("p", { class: "quiet" }, `and ${plural(counts.jobs - jobs.length, "older job")}: see collapipe jobs list`),
+    counts.unreadable > 0 &&
+      h("p", { class: "quiet" }, `${plural(counts.unreadable, "job")} cannot be read: see collapipe jobs list`),
   );
 }
 
