@@ -54,7 +54,7 @@ def incident_lines(event: WatchJobResponse) -> list[str]:
 
 
 def is_warning(event: WatchJobResponse) -> bool:
-    """Returns whether an event says that the result of the job may be wrong."""
+    """Returns whether an event is a warning."""
     return event.HasField("warning") or event.data_note.is_warning
 
 

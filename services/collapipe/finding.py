@@ -15,7 +15,7 @@ class Finding:
     severity: Literal["warning", "note"]
     """A warning says that the result may be wrong. A note says how something was read or is used."""
     place: str
-    """The file, and the line if it is about one; or the setting."""
+    """What it is about: a file, a line of a file, a directory, a setting, or a part of the job such as "held-out data"."""
     what: str
     remedy: str = ""
 
@@ -42,5 +42,5 @@ def shortened(findings: Sequence[Finding]) -> list[Finding]:
     if len(findings) <= MOST_LINES:
         return list(findings)
     left = len(findings) - MOST_LINES + 1
-    rest = f"{left} more findings, which `collapipe train --dry-run` prints"
+    rest = f"{left} more findings: `collapipe train --dry-run` without --strict prints all"
     return [*findings[: MOST_LINES - 1], Finding("note", "data", rest)]

@@ -6,6 +6,7 @@ import pytest
 from killed_processes import restart
 
 from collapipe_client import LocalTestbed
+from collapipe_client.client import FINAL_STATES
 from faults.interrupted import undisturbed_digests
 
 
@@ -21,12 +22,19 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTestbed]:
 
 @pytest.fixture(autouse=True)
 def whole_testbed(request: pytest.FixtureRequest) -> None:
-    """Starts the processes again that an earlier test has left dead because it failed."""
-    if "testbed" in request.fixturenames:
-        testbed: LocalTestbed = request.getfixturevalue("testbed")
-        for name in testbed.lost():
-            restart(testbed, name)
-        testbed.wait_until_registered()
+    """Mends what an earlier test has left because it failed: dead processes and a job that runs."""
+    if "testbed" not in request.fixturenames:
+        return
+    testbed: LocalTestbed = request.getfixturevalue("testbed")
+    lost = testbed.lost()
+    assert not lost or request.session.testsfailed, f"{lost} ended in a test that passed"
+    for name in lost:
+        restart(testbed, name)
+    testbed.wait_until_registered()
+    with testbed.client() as client:
+        for job in client.jobs():
+            if job.state not in FINAL_STATES:
+                client.cancel(job.job_id)
 
 
 @pytest.fixture(scope="session")

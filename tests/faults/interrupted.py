@@ -151,7 +151,7 @@ def run_interrupted(
     resume: bool = False,
     limit_seconds: float = _LIMIT_SECONDS,
 ) -> Run:
-    """Runs a job to its end, and calls `inject` once when `moment` holds. Does so again if the moment is missed.
+    """Runs a job to its end, and calls `inject` once when `moment` holds. If the moment is missed, runs another job.
 
     Args:
         moment: Says whether the fault is to be injected now. By default there is no fault.
@@ -159,17 +159,14 @@ def run_interrupted(
         limit_seconds: Longest duration of the job.
 
     Raises:
-        AssertionError: The job took longer, or the moment was missed in all tries.
+        AssertionError: The job took longer.
+        MomentMissedError: The moment was missed in all tries.
         Exception: `inject` raised it.
     """
 
     def attempt() -> Run:
         run = Run(job, testbed.workspace.state)
-        try:
-            was_injected = _run_once(testbed, run, moment, inject, resume, limit_seconds)
-        except MomentMissedError:
-            mend(testbed, run)
-            raise
+        was_injected = _run_once(testbed, run, moment, inject, resume, limit_seconds)
         if moment and not was_injected and run.final_state == JOB_STATE_SUCCEEDED:
             raise MomentMissedError(f"the job ended before the moment of the fault: {run}")
         return run
@@ -178,7 +175,7 @@ def run_interrupted(
 
 
 def try_until_hit(attempt: Callable[[], Run]) -> Run:
-    """Calls `attempt` until it raises no `MomentMissedError`, and returns its result."""
+    """Calls `attempt` until it raises no `MomentMissedError`, at most `_MAX_TRIES` times, and returns its result."""
     for _ in range(_MAX_TRIES - 1):
         with suppress(MomentMissedError):
             return attempt()
@@ -201,6 +198,9 @@ def _run_once(
             if run.job_id and moment and moment(run):
                 try:
                     injected.set_result(inject(run))
+                except MomentMissedError as error:
+                    mend(testbed, run)  # Otherwise the end of the job may wait for what is dead.
+                    injected.set_exception(error)
                 except BaseException as error:
                     injected.set_exception(error)
                 return

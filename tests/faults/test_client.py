@@ -49,10 +49,8 @@ def test_train_leaves_no_process_when_interrupted_or_killed_and_resumes(
     job = make_job(
         tmp_path,
         devices_per_cluster=1,
-        training={
-            "rounds": 40,
-            "local_steps": 2,
-        },  # So many that it has not ended when it is disturbed.
+        # So many rounds that the job has not ended when it is disturbed.
+        training={"rounds": 12, "local_steps": 2},
         schedule={"silence_seconds": PATIENT_SECONDS},
     )
     expected = run_interrupted(testbed, job)
@@ -62,18 +60,18 @@ def test_train_leaves_no_process_when_interrupted_or_killed_and_resumes(
     arguments = [str(job_file), "--workspace", str(workspace.root), "--output", str(tmp_path / "m")]
 
     interrupted = Command(tmp_path / "1.log", "train", *arguments)
-    interrupted.wait_for("round 2/40 starts")
+    interrupted.wait_for("round 2/12 starts")
     started = workspace.read_record()
     assert started is not None and len(started.alive) == 4
     interrupted.popen.send_signal(signal.SIGINT)
     assert interrupted.popen.wait(_LIMIT_SECONDS) == 130
     assert not started.alive
     assert workspace.read_record() is None
-    assert "of 40 rounds are committed; continue with:" in interrupted.output()
+    assert "of 12 rounds are committed; continue with:" in interrupted.output()
     assert "--resume" in interrupted.output()
 
     killed = Command(tmp_path / "2.log", "train", *arguments, "--resume")
-    killed.wait_for("/40 committed")
+    killed.wait_for("/12 committed")
     started = workspace.read_record()
     assert started is not None and len(started.alive) == 4
     killed.popen.kill()
@@ -93,7 +91,7 @@ def test_services_outlive_a_client_that_is_interrupted_or_killed(
 ) -> None:
     job = make_interruptible_job(tmp_path, PATIENT_SECONDS, name=f"of-{signal_number.name}")
     job_file = write_job(tmp_path, job)
-    options = [*testbed.endpoint_options, "--output", str(tmp_path / "model")]
+    options = [*testbed.endpoint_options, "--overwrite", "--output", str(tmp_path / "model")]
 
     def attempt() -> Run:
         command = Command(tmp_path / "log", "train", str(job_file), *options)
@@ -108,6 +106,7 @@ def test_services_outlive_a_client_that_is_interrupted_or_killed(
             for _ in client.watch(job_id):
                 pass
             run.final_state = client.find_job(job_id).state
+        intact_commit(run)
         return run
 
     run = try_until_hit(attempt)

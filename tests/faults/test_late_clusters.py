@@ -16,7 +16,7 @@ from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
-from faults.interrupted import Run, check_unfinished, run_interrupted
+from faults.interrupted import MomentMissedError, Run, check_unfinished, run_interrupted
 
 PROFILE = "raspberry-pi-4"
 SLOWDOWN = 1 / DEVICE_PROFILES[PROFILE].seconds_per_micro_batch
@@ -46,12 +46,18 @@ def test_rounds_without_a_late_cluster_are_repeated_bit_for_bit_after_a_kill(
     def kill_after_a_late_round(run: Run) -> None:
         emulated.emulate(SLOW)
         deadline = time.monotonic() + 60
-        while [1] not in (found := late_clusters(run, run.num_rounds_committed())).values():
-            assert time.monotonic() < deadline, "no round was committed without the slow cluster"
-            time.sleep(0.05)
+        try:
+            while [1] not in (found := late_clusters(run, run.num_rounds_committed())).values():
+                if run.final_state == JOB_STATE_SUCCEEDED:
+                    raise MomentMissedError("the job ended before cluster 1 was slow")
+                assert time.monotonic() < deadline, (
+                    "no round was committed without the slow cluster"
+                )
+                time.sleep(0.05)
+        finally:
+            emulated.emulate(Emulation())
         committed_before.clear()
         committed_before.update(found)
-        emulated.emulate(Emulation())
         kill(emulated, "device-0-1")
         check_unfinished(run)
 

@@ -54,10 +54,13 @@ def test_job_without_budget_for_repeated_rounds_keeps_the_commit_that_it_had(
         restart(testbed, "device-0-0")
         # Rounds 1 and 2 are repeated, because no optimizer state was copied. Round 2 is lost again.
         while not (len(run.commits) == 3 and run.round_index == 1 and run.steps_done):
-            if run.ended:
+            if run.final_state == JOB_STATE_SUCCEEDED:
                 raise MomentMissedError(f"the second round was not seen again: {run.messages}")
+            assert not run.ended, run.messages
             time.sleep(0.002)
         kill(testbed, "device-0-0")
+        if run.num_rounds_committed() > 2:
+            raise MomentMissedError("round 3 was committed before the second kill")
         restart(testbed, "device-0-0")
 
     run = run_interrupted(

@@ -310,15 +310,17 @@ def test_command_starts_a_testbed_and_needs_no_data_of_the_job(tmp_path: Path) -
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 
-    printed = run("predict", job.name, "--max-new-tokens", "5", "--json", *TEXTS[:2])
-    documents = [json.loads(line) for line in printed.splitlines() if '"answer"' in line]
-    by_text = {document["text"]: document for document in documents}
-    assert [by_text[text]["tokens"] for text in TEXTS[:2]] == tokens
-    assert [by_text[text]["answer"] for text in TEXTS[:2]] == texts
     # Standard output has nothing but the answer, although the command waits for its testbed.
     printed = run("predict", job.name, "--max-new-tokens", "5", *TEXTS[:2])
     assert printed == "".join(f"{text}\n" for text in texts)
-    printed = run("evaluate", job.name, "--data", str(held_out))
-    assert printed.splitlines() == [say_evaluation(evaluation), *definition_lines(evaluation)]
-    shown = json.loads(run("jobs", "show", job.name, "--json"))
-    assert shown["evaluation"]["definitions"] == dict(evaluation.definitions)
+    with LocalTestbed([2], workspace) as testbed:
+        testbed.wait_until_registered()
+        printed = run("predict", job.name, "--max-new-tokens", "5", "--json", *TEXTS[:2])
+        documents = [json.loads(line) for line in printed.splitlines() if '"answer"' in line]
+        by_text = {document["text"]: document for document in documents}
+        assert [by_text[text]["tokens"] for text in TEXTS[:2]] == tokens
+        assert [by_text[text]["answer"] for text in TEXTS[:2]] == texts
+        printed = run("evaluate", job.name, "--data", str(held_out))
+        assert printed.splitlines() == [say_evaluation(evaluation), *definition_lines(evaluation)]
+        shown = json.loads(run("jobs", "show", job.name, "--json"))
+        assert shown["evaluation"]["definitions"] == dict(evaluation.definitions)

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
-from collapipe.data.findings import few_held_out_rows, long_rows, unknown_labels
+from collapipe.data.findings import few_held_out_rows, find_in_texts, long_rows, unknown_labels
 from collapipe.errors import CancelledError, CollapipeError, CorruptDataError, InvalidInputError
 from collapipe.evaluation import make_evaluation
 from collapipe.finding import in_order
@@ -167,6 +167,7 @@ class ModelUse:
             unknown_labels(task.held_out_labels, request.labels),
             few_held_out_rows(task.kind, task.num_held_out_rows),
             long_rows(task.kind, max_length, (0, 0), long, is_trained=True),
+            *find_in_texts(task.kind, [task.texts]),
         ]
         evaluation.findings.extend(map(to_message, in_order(filter(None, found))))
         return evaluation

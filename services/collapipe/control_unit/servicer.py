@@ -15,6 +15,7 @@ from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
 from collapipe.control_unit.private_errors import private_errors
 from collapipe.control_unit.round_masking import RoundMasking
+from collapipe.data.findings import TextFacts
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -117,6 +118,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 answer.findings.extend(map(to_message, findings))
                 for label, place in task.held_out_labels.items():
                     answer.held_out_labels.add(label=label, place=place)
+                answer.texts.CopyFrom(_text_counts(task.texts))
                 answer.num_long_rows = task.num_long_rows
                 answer.num_long_held_out_rows = task.num_long_held_out_rows
             emit(answer)
@@ -350,3 +352,14 @@ class _Attempt(Generic[M]):
 
     def progress(self) -> M:
         return self._running.progress() if self._running is not None else self.waiting
+
+
+def _text_counts(facts: TextFacts) -> control_unit_pb2.TextCounts:
+    return control_unit_pb2.TextCounts(
+        num_rows=facts.num_rows,
+        num_special=facts.special.number,
+        special_place=facts.special.place,
+        special_token=facts.first_special,
+        num_unknown=facts.unknown.number,
+        unknown_place=facts.unknown.place,
+    )

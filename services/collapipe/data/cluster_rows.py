@@ -149,9 +149,9 @@ class ClusterRows:
             sources = [self._train.facts]
             if self._held_out is not None:
                 sources.append(self._held_out.facts)
-            self.findings = find(
-                count_rows(self._job.task.kind, sources, train, held_out, read[len(train) :])
-            )
+            facts = count_rows(self._job.task.kind, sources, train, held_out, read[len(train) :])
+            facts.has_all_held_out = self.knows_all_held_out
+            self.findings = find(facts)
         return NewRows(self._own(train) if self._is_shared else train, held_out, len(train))
 
     def check(self, new: NewRows, *, is_new: bool = True) -> None:

@@ -88,7 +88,7 @@ class RowFacts:
     untranslated: Counted = field(default_factory=Counted)
     """Rows whose target is their source."""
     num_measurable: int = 0
-    """Translations with at least four words, as BLEU counts them."""
+    """Translations that may have four words as BLEU counts them."""
     scripts: dict[str, Counted] = field(default_factory=dict)
     """For translation, the alphabets of the targets."""
 
@@ -107,6 +107,8 @@ class DataFacts:
     """Training rows behind `data.max_rows`."""
     lost_labels: Collection[str] = ()
     """Labels that only those have."""
+    has_all_held_out: bool = True
+    """Whether no other cluster has more held-out rows."""
 
 
 def find(facts: DataFacts) -> list[Finding]:
@@ -122,15 +124,12 @@ def find(facts: DataFacts) -> list[Finding]:
                 "remove them from one of the two",
             )
         )
-    if (
-        facts.kind == "translation"
-        and facts.held_out.num_rows
-        and not facts.held_out.num_measurable
-    ):
+    is_measured = facts.kind == "translation" and facts.has_all_held_out
+    if is_measured and facts.held_out.num_rows and not facts.held_out.num_measurable:
         found.append(
             _warning(
-                "held-out data",
-                "no translation has four words, so BLEU is 0 for every model",
+                facts.sources[-1].name,
+                "no held-out translation has four words, so BLEU is 0 even if all of them are translated exactly",
                 "hold out longer sentences",
             )
         )
@@ -260,35 +259,39 @@ def find_in_source(facts: SourceFacts) -> Iterator[Finding]:
         )
 
 
-def find_in_texts(
-    kind: str, num_rows: int, control_tokens: Mapping[str, Counted], unknown: Counted
-) -> list[Finding]:
-    """Returns what a person should know about texts as tokens.
+@dataclass
+class TextFacts:
+    """What was counted in the texts of one cluster as tokens."""
 
-    Args:
-        control_tokens: The rows whose texts contain a special token, by the first one.
-        unknown: The rows of which the vocabulary does not know at least half.
-    """
-    found = []
-    make = _note if kind == "causal_lm" else _warning  # Documents may be separated by them.
-    for token, rows in control_tokens.items():
-        found.append(
-            make(
-                rows.place,
-                f"{rows.number} of {num_rows} rows contain {token!r}, this one first, which is a special token of the vocabulary and "
-                "counts as that token",
-                "remove it if it is meant as text",
-            )
+    num_rows: int = 0
+    special: Counted = field(default_factory=Counted)
+    """Rows with a special token that is written out in a text."""
+    first_special: str = ""
+    """The token in the first of them."""
+    unknown: Counted = field(default_factory=Counted)
+    """Rows with a text of which at least half of the tokens are unknown."""
+
+
+def find_in_texts(kind: str, facts: Sequence[TextFacts]) -> Iterator[Finding]:
+    """Yields what a person should know about texts as tokens, given the facts of each cluster."""
+    num_rows = sum(each.num_rows for each in facts)
+    special = [each for each in facts if each.special.number]
+    if special:
+        make = _note if kind == "causal_lm" else _warning  # Such tokens may separate documents.
+        yield make(
+            special[0].special.place,
+            f"{sum(each.special.number for each in special)} of {num_rows} rows, this one first, contain special tokens such as "
+            f"{special[0].first_special!r}, which the vocabulary does not read as text",
+            "write them differently if they are meant as text",
         )
-    if unknown.number:
-        found.append(
-            _warning(
-                unknown.place,
-                f"the vocabulary does not know at least half of {unknown.number} of {num_rows} rows, this one first",
-                "use a pretrained model for this language, or correct the texts",
-            )
+    unknown = [each.unknown for each in facts if each.unknown.number]
+    if unknown:
+        yield _warning(
+            unknown[0].place,
+            f"{sum(each.number for each in unknown)} of {num_rows} rows, this one first, have a text of which at least half of the "
+            "tokens are unknown to the vocabulary",
+            "use a pretrained model for this language, or correct the texts",
         )
-    return found[:MOST_NAMED]
 
 
 @dataclass(frozen=True)
@@ -301,6 +304,7 @@ class JobFacts:
         labels: The labels of the job.
         held_out_places: The file and line of the first held-out row with each label.
         num_long: Training rows and held-out rows that are longer than `task.max_length`.
+        texts: What was counted in the texts of each cluster, if they were encoded.
     """
 
     num_train: int
@@ -308,6 +312,7 @@ class JobFacts:
     labels: Collection[str]
     held_out_places: Mapping[str, str]
     num_long: tuple[int, int] = (0, 0)
+    texts: Sequence[TextFacts] = ()
 
 
 def find_in_job(job: JobConfig, facts: JobFacts, held_out_share: float) -> list[Finding]:
@@ -326,6 +331,7 @@ def find_in_job(job: JobConfig, facts: JobFacts, held_out_share: float) -> list[
             (facts.num_long[0], facts.num_train),
             (facts.num_long[1], facts.num_held_out),
         ),
+        *find_in_texts(job.task.kind, facts.texts),
     ]
     return [finding for finding in found if finding is not None]
 

@@ -11,7 +11,8 @@ from collapipe.evaluation import BLEU_ORDERS
 from collapipe.job import LABELLING_TASKS
 
 _LETTERS_LOOKED_AT = 12
-_WORDS = re.compile(r"[a-zA-Z0-9\u00c0-\u024f\u0370-\u07ff]+|\S")
+_LETTERS = r"[a-zA-Z0-9\u00c0-\u024f\u0370-\u07ff\u0900-\u0dff\u1e00-\u1eff]+"
+_WORDS = re.compile(rf"{_LETTERS}(?:['’.-]{_LETTERS})*|\S")
 _SCRIPTS = dict.fromkeys(
     ("Cjk", "Hiragana", "Katakana", "Katakana-hiragana", "Ideographic"), "Chinese or Japanese"
 )
@@ -100,9 +101,10 @@ def _hash(*parts: str) -> int:
 
 
 def _is_measurable(target: str) -> bool:
-    """Returns whether a translation can have a word sequence of the longest order that BLEU counts.
+    """Returns whether a translation may have as many words as the longest sequence that BLEU counts.
 
-    A sign counts as a word, and so does each character of a writing without spaces.
+    It may say so too often: each sign counts as a word, and so does each character of most other scripts than Latin, Greek,
+    Cyrillic, Semitic and Indian ones.
     """
     return len(_WORDS.findall(target)) >= max(BLEU_ORDERS)
 

@@ -7,6 +7,7 @@ found late.
 import json
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,27 +75,31 @@ class ChatRow(Row):
     messages: tuple[dict[str, Any], ...]
 
 
-class RepeatedKeyError(ValueError):
-    """An object of JSON has a key twice."""
+class _Repeating(dict[str, Any]):
+    """An object of JSON that has some keys more than once."""
+
+    repeated: frozenset[str]
 
 
 def parse_json(text: str) -> Any:
-    """Returns the value of a JSON text.
-
-    Raises:
-        RepeatedKeyError: An object has a key twice. `json` would silently take the last value.
-        ValueError: It is not JSON.
-    """
+    """Returns the value of a JSON text. `make_row` refuses an object that has a column twice, of which `json` takes the last value."""
     return json.loads(text, object_pairs_hook=_object)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
-        key = next(key for key in keys if keys.count(key) > 1)
-        raise RepeatedKeyError(f"an object has the key {key!r:.80} twice")
-    return record
+    if len(record) == len(pairs):
+        return record
+    counts = Counter(key for key, _ in pairs)
+    found = _Repeating(record)
+    found.repeated = frozenset(key for key, number in counts.items() if number > 1)
+    return found
+
+
+def _check_keys(record: Mapping[str, Any], keys: Iterable[str], place: str) -> None:
+    repeated = record.repeated.intersection(keys) if isinstance(record, _Repeating) else ()
+    if repeated:
+        raise InvalidInputError(f"{place}: has the key {min(repeated)!r} twice: keep one of them")
 
 
 def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, line: int) -> Row:
@@ -106,8 +111,10 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
     place = f"{file}:{line}"
     record = _unnested(record, kind, data)
     if kind == "instruction" and data.messages_column in record:
+        _check_keys(record, [data.messages_column], place)
         return _chat(record[data.messages_column], data, file, line)
     first, *others = find_columns(record, kind, data, place)
+    _check_keys(record, [first, *others], place)
     if kind == "ner":
         [second] = others
         words = _texts(record, first, place)
@@ -175,6 +182,7 @@ def _chat(messages: Any, data: DataConfig, file: str, line: int) -> ChatRow:
             raise InvalidInputError(
                 f"{place}: message {number} in {what} is {message!r:.80}, which is no object with a role: {remedy}"
             )
+        _check_keys(message, ["role", "content"], place)
         content = message.get("content")
         if not isinstance(content, str):
             raise InvalidInputError(

@@ -20,7 +20,6 @@ from collapipe.data.appended_file import AppendedFile, Unread
 from collapipe.data.columns import NUM_SAMPLES, settle_columns
 from collapipe.data.findings import SourceFacts
 from collapipe.data.rows import (
-    RepeatedKeyError,
     Row,
     TaggedRow,
     check_text,
@@ -163,8 +162,6 @@ class JsonLinesFile(FileRows):
                 continue
             try:
                 record = parse_json(text)
-            except RepeatedKeyError as error:
-                raise InvalidInputError(f"{self.name}:{line}: {error}: keep one of them") from error
             except (ValueError, RecursionError) as error:
                 if rows and index == len(lines.lines) - 1 and not lines.ends_complete:
                     _warn_half_written(self.name, line)

@@ -11,7 +11,6 @@ from typing import Any
 
 from collapipe.data.columns import NUM_SAMPLES, find_columns
 from collapipe.data.rows import (
-    RepeatedKeyError,
     Row,
     make_row,
     parse_json,
@@ -48,8 +47,6 @@ def read_json(path: str, stored: Path, kind: str, data: DataConfig) -> Table:
         raise InvalidInputError(
             f"{path}: cannot be read: {error.strerror}; give another file"
         ) from error
-    except RepeatedKeyError as error:
-        raise InvalidInputError(f"{path}: {error}: keep one of them") from error
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
             f"{path}: begins with '[' but is no JSON array ({error}): correct it, or write one object in each line"

@@ -360,8 +360,8 @@ class ModelAdapter(ABC):
             Finding(
                 "warning",
                 str(directory),
-                f"its {what}. Here they are two copies on different hosts. Each copy is trained by itself, so the result differs "
-                "from that of one process with plain transformers",
+                f"its {what}. CollaPipe trains them as two copies on different hosts. They become different, so the result is not "
+                "that of plain transformers in one process",
                 f"{remedy} to keep them equal",
             )
         ]

@@ -143,5 +143,5 @@ class LabelHead(ModelHead):
 
 
 def _dropped_layer(directory: Path, reason: str, remedy: str = "") -> Finding:
-    what = f"its labelling layer is dropped, and starts from random weights, because {reason}"
+    what = f"its labelling layer is not used, and that of the job starts from random weights, because {reason}"
     return Finding("warning", str(directory), what, remedy)

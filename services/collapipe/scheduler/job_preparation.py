@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from collapipe.data.cluster_rows import labels_in_order
 from collapipe.data.findings import (
+    Counted,
     JobFacts,
+    TextFacts,
     few_held_out_rows,
     find_in_job,
     refuse_warnings,
@@ -18,7 +20,7 @@ from collapipe.evaluation import first_places
 from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
-from collapipe.rpc.finding_messages import from_message
+from collapipe.rpc.finding_messages import MOST_CHARACTERS, from_message
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
@@ -109,7 +111,10 @@ class JobPreparation:
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
-        self._tell("weights", map(from_message, answer.findings[: _MOST[-1]]))
+        if (
+            answer.commit.num_rounds == 0
+        ):  # Later, the weights are no longer those of the directory.
+            self._tell("weights", map(from_message, answer.findings[: _MOST[-1]]))
         found = answer.commit.attempt, answer.commit.num_rounds
         if found < document.last_commit:
             raise WrongStateError(
@@ -245,6 +250,7 @@ def describe_data(
             sum(data.num_long_rows for data in loaded),
             sum(data.num_long_held_out_rows for data in loaded),
         ),
+        texts=[_text_facts(data.texts) for data in loaded],
     )
     if job.privacy.is_on:  # Control units tell only the numbers of rows.
         few = few_held_out_rows(job.task.kind, facts.num_held_out)
@@ -253,3 +259,12 @@ def describe_data(
         found = find_in_job(job, facts, HELD_OUT_SHARE)
     of_clusters = [from_message(each) for data in loaded for each in data.findings]
     return in_order([*found, *of_clusters])
+
+
+def _text_facts(counts: control_unit_pb2.TextCounts) -> TextFacts:
+    return TextFacts(
+        counts.num_rows,
+        Counted(counts.num_special, counts.special_place[:MOST_CHARACTERS]),
+        counts.special_token[:MOST_CHARACTERS],
+        Counted(counts.num_unknown, counts.unknown_place[:MOST_CHARACTERS]),
+    )

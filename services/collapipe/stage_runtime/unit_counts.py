@@ -102,6 +102,7 @@ def _read_data(job: JobConfig) -> tuple[list[str], bytes, dict[str, Any]]:
                 sum(task.num_long_rows for task in tasks),
                 sum(task.num_long_held_out_rows for task in tasks),
             ),
+            [task.texts for task in tasks],
         )
         found = join_findings(job, facts, (each for task in tasks for each in task.findings))
         told = {

@@ -122,17 +122,28 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
     def _texts(self, row: Row) -> tuple[str, str]:
         """Returns the prompt and the answer. What a chat template writes behind the end token is no part of the answer."""
         if isinstance(row, ChatRow):
-            prompt, rest = self._vocabulary.render(row.messages, row.place)
-            answer, wanted = rest.rstrip(), row.texts[-1]
-            blanks = wanted[len(wanted.rstrip()) :]
-            # Blanks of the answer itself stay, if the template keeps them.
-            is_kept = answer.endswith(wanted.rstrip()) and rest[len(answer) :].startswith(blanks)
-            return prompt, answer + blanks * is_kept
+            prompt, answer = self._vocabulary.render(row.messages, row.place)
+            return prompt, answer.rstrip() + self._kept_blanks(row, answer)
         prompt, answer = row.texts
         return prompt, answer
 
+    def _kept_blanks(self, row: ChatRow, rendered: str) -> str:
+        """Returns the blanks at the end of an answer that the template renders last and does not trim."""
+        *before, last = row.messages
+        content = last["content"].rstrip()
+        blanks = last["content"][len(content) :]
+        if not blanks or not rendered.rstrip().endswith(content):
+            return ""
+        _, trimmed = self._vocabulary.render([*before, {**last, "content": content}], row.place)
+        return blanks if rendered != trimmed else ""
+
     def _plain_texts(self, row: Row) -> Sequence[str]:
-        """Returns the answer. Prompts that were rendered before have special tokens, and so has the end of an answer."""
+        """Returns the messages of a chat. Of other rows, returns the answer without its end token.
+
+        That token may be there on purpose, and so may those of a prompt that was rendered before.
+        """
+        if isinstance(row, ChatRow):
+            return [message["content"] for message in row.messages]
         return [row.texts[-1].removesuffix(self._vocabulary.end_token)]
 
     def _labels(self, examples: Sequence[AnswerExample], length: int) -> IntArray:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from collapipe.data.cluster_rows import ClusterRows, NewRows, NoMoreRows, TaskRows
-from collapipe.data.findings import find
+from collapipe.data.findings import find, find_in_texts, refuse_warnings
 from collapipe.data.row_counts import count_rows
 from collapipe.data.rows import Row
 from collapipe.data.sources import open_file
@@ -65,6 +65,8 @@ def load_task(
         new = rows.read()
     task = _make_task(job, rows, new, vocabulary)
     rows.check_num_rows(task.num_rows, task.length_for_more_rows)
+    if is_new:
+        refuse_warnings(job, [*task.findings, *find_in_texts(task.kind, [task.texts])])
     return task
 
 

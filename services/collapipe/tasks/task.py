@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from collapipe.data.cluster_rows import NewRows, TaskRows, labels_in_order
-from collapipe.data.findings import Counted, find_in_texts
+from collapipe.data.findings import TextFacts
 from collapipe.data.rows import Row
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.evaluation import ROWS, compute_metrics
@@ -64,6 +64,7 @@ class Task(ABC, Generic[E]):
     Attributes:
         num_long_rows: Training rows that are longer than `task.max_length`.
         num_long_held_out_rows: Held-out rows of this cluster that are longer.
+        texts: What was counted in the texts of the first reading.
     """
 
     kind: ClassVar[str]
@@ -88,13 +89,9 @@ class Task(ABC, Generic[E]):
         self.num_long_rows = 0
         self.num_long_held_out_rows = 0
         self._label_ids: dict[str, int] | None = None
-        self._unknown = Counted()
-        """Rows of which the vocabulary does not know at least half."""
+        self.texts = TextFacts()
         self._take(new)
-        rows_of_texts = [*new.train, *new.held_out]
-        self._findings_of_texts = find_in_texts(
-            self.kind, len(rows_of_texts), self._control_tokens(rows_of_texts), self._unknown
-        )
+        self._count_special([*new.train, *rows.share_held_out(new.held_out, 0)])
 
     @property
     def num_rows(self) -> int:
@@ -127,7 +124,7 @@ class Task(ABC, Generic[E]):
     @property
     def findings(self) -> list[Finding]:
         """What a person should know about the rows of the first reading."""
-        return [*self._rows.findings, *self._findings_of_texts]
+        return self._rows.findings
 
     @property
     def num_first(self) -> int:
@@ -264,17 +261,17 @@ class Task(ABC, Generic[E]):
         self._held_out += self._rows.share_held_out(held_out, self._num_held_out_read)
         self._num_held_out_read += len(held_out)
 
-    def _control_tokens(self, rows: Sequence[Row]) -> dict[str, Counted]:
-        """Counts the rows with a special token in a text, by the first one."""
-        found: dict[str, Counted] = {}
+    def _count_special(self, rows: Sequence[Row]) -> None:
+        """Counts the rows with a special token in a text."""
+        self.texts.num_rows = len(rows)
         for row in rows:
-            tokens = map(self._vocabulary.control_token_in, self._plain_texts(row))
+            tokens = map(self._vocabulary.special_token_in, self._plain_texts(row))
             if token := next(filter(None, tokens), ""):
-                found.setdefault(token, Counted()).add(row.place)
-        return found
+                self.texts.special.add(row.place)
+                self.texts.first_special = self.texts.first_special or token
 
     def _plain_texts(self, row: Row) -> Sequence[str]:
-        """Returns the texts of a row in which nobody writes special tokens on purpose."""
+        """Returns those texts of a row that are searched for special tokens."""
         return row.texts
 
     def _check_labels(self, rows: Sequence[Row], label_ids: dict[str, int]) -> None:
@@ -328,33 +325,29 @@ class RowTask(Task[E]):
         return Row("the text", 1, (text,), ())
 
     def _take(self, new: NewRows) -> None:
-        train, cut = self._encode(new.train)
-        held_out, held_out_cut = self._encode(new.held_out)
+        train, cut, unknown = self._encode(new.train)
+        held_out, held_out_cut, held_out_unknown = self._encode(new.held_out)
+        num_before = self._num_held_out_read
         self.num_long_rows += sum(cut)
-        self.num_long_held_out_rows += sum(
-            self._rows.share_held_out(held_out_cut, self._num_held_out_read)
-        )
+        self.num_long_held_out_rows += sum(self._rows.share_held_out(held_out_cut, num_before))
+        for place in (*unknown, *self._rows.share_held_out(held_out_unknown, num_before)):
+            if place:
+                self.texts.unknown.add(place)
         self._accept(new, train, held_out)
 
-    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], list[bool]]:
-        """Encodes rows; also returns whether each of them was cut."""
+    def _encode(self, rows: Sequence[Row]) -> tuple[list[E], list[bool], list[str]]:
+        """Encodes rows. Returns also whether each of them was cut, and the place of each row that is mostly unknown, "" for others."""
         examples: list[E] = []
         is_cut: list[bool] = []
+        unknown: list[str] = []
         texts_by_column = zip(*(row.texts for row in rows), strict=True)
         encoded = [self._vocabulary.encode(texts) for texts in texts_by_column]
-        unknown_id = self._vocabulary.unknown_id
         for row, *encodings in zip(rows, *encoded, strict=True):
-            if unknown_id is not None and any(_is_unknown(each, unknown_id) for each in encodings):
-                self._unknown.add(row.place)
             examples.append(self._example(row, *encodings))
             is_cut.append(any(encoding.overflowing for encoding in encodings))
-        return examples, is_cut
-
-
-def _is_unknown(encoding: Encoding, unknown_id: int) -> bool:
-    """Returns whether at least half of the tokens of a text are unknown."""
-    num_unknown = encoding.ids.count(unknown_id)
-    return num_unknown > 0 and 2 * num_unknown >= encoding.special_tokens_mask.count(0)
+            is_unknown = any(self._vocabulary.is_unknown(encoding) for encoding in encodings)
+            unknown.append(row.place if is_unknown else "")
+        return examples, is_cut, unknown
 
 
 def token_ids(encoding: Encoding) -> IntArray:

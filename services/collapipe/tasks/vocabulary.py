@@ -138,22 +138,32 @@ class Vocabulary:
         """The tokens that the tokenizer puts before each text."""
         return _tokens_around(self._tokenizer)[0]
 
-    def control_token_in(self, text: str) -> str:
-        """Returns the first special token that a text contains as characters, which are read as that token; "" without one."""
-        found = self._control_tokens.search(text)
+    def special_token_in(self, text: str) -> str:
+        """Returns the first special token that is written out in a text, because the tokenizer reads it as that token; "" if there is none."""
+        found = self._special_tokens.search(text)
         return found[0] if found else ""
 
     @cached_property
-    def _control_tokens(self) -> re.Pattern[str]:
+    def _special_tokens(self) -> re.Pattern[str]:
         added = self._tokenizer.get_added_tokens_decoder().values()
         special = [re.escape(token.content) for token in added if token.special]
         return re.compile("|".join(special) or "(?!)")
 
-    @property
-    def unknown_id(self) -> int | None:
-        """The token of a text that the vocabulary cannot encode. `None` if it can encode every text."""
-        token = getattr(self._tokenizer.model, "unk_token", None)
-        return None if token is None else self._tokenizer.token_to_id(token)
+    def is_unknown(self, encoding: Encoding) -> bool:
+        """Returns whether at least half of the tokens of a text are unknown."""
+        if self._unknown_id is None:
+            return False
+        number = encoding.ids.count(self._unknown_id)
+        return number > 0 and 2 * number >= encoding.special_tokens_mask.count(0)
+
+    @cached_property
+    def _unknown_id(self) -> int | None:
+        """The id of the unknown token. `None` if every text can be encoded without it."""
+        model: dict[str, Any] = json.loads(self.data.partition(b"\n")[0])["model"]
+        if model.get("byte_fallback"):
+            return None
+        token, number = model.get("unk_token"), model.get("unk_id")
+        return number if token is None else self._tokenizer.token_to_id(token)
 
     @property
     def end_token(self) -> str:

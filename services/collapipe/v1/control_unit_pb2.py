@@ -28,7 +28,7 @@ from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
 from collapipe.v1 import secure_aggregation_pb2 as collapipe_dot_v1_dot_secure__aggregation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63ollapipe/v1/control_unit.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x1c\x63ollapipe/v1/model_use.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a%collapipe/v1/secure_aggregation.proto\"\xcb\x01\n\x12PrepareDataRequest\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSourceH\x00\x88\x01\x01\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x16\n\x0enum_first_rows\x18\x05 \x01(\x04\x12\x11\n\thas_model\x18\x06 \x01(\x08\x42\r\n\x0b_vocabulary\"\xb3\x02\n\x13PrepareDataResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12,\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x19\n\x11num_held_out_rows\x18\x04 \x01(\x04\x12\x33\n\x0fheld_out_labels\x18\x05 \x03(\x0b\x32\x1a.collapipe.v1.HeldOutLabel\x12\x15\n\rnum_long_rows\x18\x07 \x01(\x04\x12\x1e\n\x16num_long_held_out_rows\x18\x08 \x01(\x04\x12\x16\n\x0enum_first_rows\x18\t \x01(\x04\x12\'\n\x08\x66indings\x18\n \x03(\x0b\x32\x15.collapipe.v1.FindingJ\x04\x08\x06\x10\x07\",\n\x0cHeldOutLabel\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\t\"\xbb\x06\n\x0fRunRoundRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\"\n\x03job\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12 \n\x04plan\x18\x04 \x01(\x0b\x32\x12.collapipe.v1.Plan\x12(\n\x04\x62\x61se\x18\x05 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12\x13\n\x0blocal_steps\x18\x07 \x01(\r\x12\x10\n\x08\x65valuate\x18\x08 \x01(\x08\x12,\n\x0fprevious_stages\x18\t \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x14\n\x0c\x65\x64ge_address\x18\n \x01(\t\x12\x14\n\x0c\x65\x64ge_host_id\x18\x12 \x01(\t\x12,\n\nvocabulary\x18\x0b \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x31\n\rrestore_point\x18\x0c \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x1a\n\x12restore_num_rounds\x18\r \x01(\r\x12\x32\n\tcandidate\x18\x0e \x01(\x0b\x32\x1a.collapipe.v1.ClusterStateH\x00\x88\x01\x01\x12-\n\x10\x63\x61ndidate_stages\x18\x0f \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x15\n\rwait_for_copy\x18\x10 \x01(\x08\x12\x13\n\x0btotal_steps\x18\x11 \x01(\x04\x12\x12\n\nanew_since\x18\x13 \x01(\r\x12\x14\n\x0cis_committed\x18\x14 \x01(\x08\x12\x1e\n\x16predicted_step_seconds\x18\x15 \x01(\x01\x12(\n\x05grant\x18\x16 \x01(\x0b\x32\x19.collapipe.v1.SignedGrant\x12.\n\x06masked\x18\x17 \x01(\x0b\x32\x19.collapipe.v1.MaskedRoundH\x01\x88\x01\x01\x12\x0e\n\x06is_use\x18\x18 \x01(\x08\x42\x0c\n\n_candidateB\t\n\x07_masked\"{\n\x16MakeMaskingKeysRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\"\n\x03job\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x15\n\rcluster_index\x18\x03 \x01(\r\"H\n\x17MakeMaskingKeysResponse\x12-\n\x04keys\x18\x01 \x01(\x0b\x32\x1f.collapipe.v1.SignedMaskingKeys\"\x81\x01\n\x11ShareMasksRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12-\n\x04keys\x18\x02 \x03(\x0b\x32\x1f.collapipe.v1.SignedMaskingKeys\x12\x15\n\rtotal_samples\x18\x03 \x01(\x04\"C\n\x12ShareMasksResponse\x12-\n\x06shares\x18\x01 \x03(\x0b\x32\x1d.collapipe.v1.EncryptedShares\"V\n\x12RevealMasksRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\x18\n\x10present_clusters\x18\x02 \x03(\r\"E\n\x13RevealMasksResponse\x12.\n\x08revealed\x18\x01 \x01(\x0b\x32\x1c.collapipe.v1.RevealedShares\"<\n\x12\x45ndTrainingRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\"\x15\n\x13\x45ndTrainingResponse\"\xb1\x01\n\x10RunRoundResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12\x32\n\nevaluation\x18\x02 \x01(\x0b\x32\x1c.collapipe.v1.EvaluationSumsH\x00\x12/\n\x08prepared\x18\x03 \x01(\x0b\x32\x1b.collapipe.v1.RoundPreparedH\x00\x42\x07\n\x05\x65vent\"\x81\x01\n\rRoundPrepared\x12)\n\x05state\x18\x01 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12+\n\x07summary\x18\x02 \x01(\x0b\x32\x1a.collapipe.v1.RoundSummary\x12\x18\n\x10\x63\x61ndidate_copied\x18\x03 \x01(\x08\"X\n\x0fRunModelRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.RunModelStartH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"b\n\rRunModelStart\x12,\n\x05round\x18\x01 \x01(\x0b\x32\x1d.collapipe.v1.RunRoundRequest\x12#\n\x03use\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.ModelUse\"=\n\x10RunModelResponse\x12)\n\x06output\x18\x01 \x01(\x0b\x32\x19.collapipe.v1.ModelOutput2\xe5\x04\n\x12\x43ontrolUnitService\x12T\n\x0bPrepareData\x12 .collapipe.v1.PrepareDataRequest\x1a!.collapipe.v1.PrepareDataResponse0\x01\x12K\n\x08RunRound\x12\x1d.collapipe.v1.RunRoundRequest\x1a\x1e.collapipe.v1.RunRoundResponse0\x01\x12R\n\x0b\x45ndTraining\x12 .collapipe.v1.EndTrainingRequest\x1a!.collapipe.v1.EndTrainingResponse\x12`\n\x0fMakeMaskingKeys\x12$.collapipe.v1.MakeMaskingKeysRequest\x1a%.collapipe.v1.MakeMaskingKeysResponse0\x01\x12Q\n\nShareMasks\x12\x1f.collapipe.v1.ShareMasksRequest\x1a .collapipe.v1.ShareMasksResponse0\x01\x12T\n\x0bRevealMasks\x12 .collapipe.v1.RevealMasksRequest\x1a!.collapipe.v1.RevealMasksResponse0\x01\x12M\n\x08RunModel\x12\x1d.collapipe.v1.RunModelRequest\x1a\x1e.collapipe.v1.RunModelResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63ollapipe/v1/control_unit.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x1c\x63ollapipe/v1/model_use.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a%collapipe/v1/secure_aggregation.proto\"\xcb\x01\n\x12PrepareDataRequest\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x31\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSourceH\x00\x88\x01\x01\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x16\n\x0enum_first_rows\x18\x05 \x01(\x04\x12\x11\n\thas_model\x18\x06 \x01(\x08\x42\r\n\x0b_vocabulary\"\xdc\x02\n\x13PrepareDataResponse\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12,\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x19\n\x11num_held_out_rows\x18\x04 \x01(\x04\x12\x33\n\x0fheld_out_labels\x18\x05 \x03(\x0b\x32\x1a.collapipe.v1.HeldOutLabel\x12\x15\n\rnum_long_rows\x18\x07 \x01(\x04\x12\x1e\n\x16num_long_held_out_rows\x18\x08 \x01(\x04\x12\x16\n\x0enum_first_rows\x18\t \x01(\x04\x12\'\n\x08\x66indings\x18\n \x03(\x0b\x32\x15.collapipe.v1.Finding\x12\'\n\x05texts\x18\x0b \x01(\x0b\x32\x18.collapipe.v1.TextCountsJ\x04\x08\x06\x10\x07\"\x8d\x01\n\nTextCounts\x12\x10\n\x08num_rows\x18\x01 \x01(\x04\x12\x13\n\x0bnum_special\x18\x02 \x01(\x04\x12\x15\n\rspecial_place\x18\x03 \x01(\t\x12\x15\n\rspecial_token\x18\x04 \x01(\t\x12\x13\n\x0bnum_unknown\x18\x05 \x01(\x04\x12\x15\n\runknown_place\x18\x06 \x01(\t\",\n\x0cHeldOutLabel\x12\r\n\x05label\x18\x01 \x01(\t\x12\r\n\x05place\x18\x02 \x01(\t\"\xbb\x06\n\x0fRunRoundRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\"\n\x03job\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12&\n\x05model\x18\x03 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12 \n\x04plan\x18\x04 \x01(\x0b\x32\x12.collapipe.v1.Plan\x12(\n\x04\x62\x61se\x18\x05 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x0e\n\x06labels\x18\x06 \x03(\t\x12\x13\n\x0blocal_steps\x18\x07 \x01(\r\x12\x10\n\x08\x65valuate\x18\x08 \x01(\x08\x12,\n\x0fprevious_stages\x18\t \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x14\n\x0c\x65\x64ge_address\x18\n \x01(\t\x12\x14\n\x0c\x65\x64ge_host_id\x18\x12 \x01(\t\x12,\n\nvocabulary\x18\x0b \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x31\n\rrestore_point\x18\x0c \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x1a\n\x12restore_num_rounds\x18\r \x01(\r\x12\x32\n\tcandidate\x18\x0e \x01(\x0b\x32\x1a.collapipe.v1.ClusterStateH\x00\x88\x01\x01\x12-\n\x10\x63\x61ndidate_stages\x18\x0f \x03(\x0b\x32\x13.collapipe.v1.Stage\x12\x15\n\rwait_for_copy\x18\x10 \x01(\x08\x12\x13\n\x0btotal_steps\x18\x11 \x01(\x04\x12\x12\n\nanew_since\x18\x13 \x01(\r\x12\x14\n\x0cis_committed\x18\x14 \x01(\x08\x12\x1e\n\x16predicted_step_seconds\x18\x15 \x01(\x01\x12(\n\x05grant\x18\x16 \x01(\x0b\x32\x19.collapipe.v1.SignedGrant\x12.\n\x06masked\x18\x17 \x01(\x0b\x32\x19.collapipe.v1.MaskedRoundH\x01\x88\x01\x01\x12\x0e\n\x06is_use\x18\x18 \x01(\x08\x42\x0c\n\n_candidateB\t\n\x07_masked\"{\n\x16MakeMaskingKeysRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\"\n\x03job\x18\x02 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x15\n\rcluster_index\x18\x03 \x01(\r\"H\n\x17MakeMaskingKeysResponse\x12-\n\x04keys\x18\x01 \x01(\x0b\x32\x1f.collapipe.v1.SignedMaskingKeys\"\x81\x01\n\x11ShareMasksRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12-\n\x04keys\x18\x02 \x03(\x0b\x32\x1f.collapipe.v1.SignedMaskingKeys\x12\x15\n\rtotal_samples\x18\x03 \x01(\x04\"C\n\x12ShareMasksResponse\x12-\n\x06shares\x18\x01 \x03(\x0b\x32\x1d.collapipe.v1.EncryptedShares\"V\n\x12RevealMasksRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\x18\n\x10present_clusters\x18\x02 \x03(\r\"E\n\x13RevealMasksResponse\x12.\n\x08revealed\x18\x01 \x01(\x0b\x32\x1c.collapipe.v1.RevealedShares\"<\n\x12\x45ndTrainingRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\"\x15\n\x13\x45ndTrainingResponse\"\xb1\x01\n\x10RunRoundResponse\x12/\n\x08progress\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.RoundProgressH\x00\x12\x32\n\nevaluation\x18\x02 \x01(\x0b\x32\x1c.collapipe.v1.EvaluationSumsH\x00\x12/\n\x08prepared\x18\x03 \x01(\x0b\x32\x1b.collapipe.v1.RoundPreparedH\x00\x42\x07\n\x05\x65vent\"\x81\x01\n\rRoundPrepared\x12)\n\x05state\x18\x01 \x01(\x0b\x32\x1a.collapipe.v1.ClusterState\x12+\n\x07summary\x18\x02 \x01(\x0b\x32\x1a.collapipe.v1.RoundSummary\x12\x18\n\x10\x63\x61ndidate_copied\x18\x03 \x01(\x08\"X\n\x0fRunModelRequest\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.collapipe.v1.RunModelStartH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"b\n\rRunModelStart\x12,\n\x05round\x18\x01 \x01(\x0b\x32\x1d.collapipe.v1.RunRoundRequest\x12#\n\x03use\x18\x02 \x01(\x0b\x32\x16.collapipe.v1.ModelUse\"=\n\x10RunModelResponse\x12)\n\x06output\x18\x01 \x01(\x0b\x32\x19.collapipe.v1.ModelOutput2\xe5\x04\n\x12\x43ontrolUnitService\x12T\n\x0bPrepareData\x12 .collapipe.v1.PrepareDataRequest\x1a!.collapipe.v1.PrepareDataResponse0\x01\x12K\n\x08RunRound\x12\x1d.collapipe.v1.RunRoundRequest\x1a\x1e.collapipe.v1.RunRoundResponse0\x01\x12R\n\x0b\x45ndTraining\x12 .collapipe.v1.EndTrainingRequest\x1a!.collapipe.v1.EndTrainingResponse\x12`\n\x0fMakeMaskingKeys\x12$.collapipe.v1.MakeMaskingKeysRequest\x1a%.collapipe.v1.MakeMaskingKeysResponse0\x01\x12Q\n\nShareMasks\x12\x1f.collapipe.v1.ShareMasksRequest\x1a .collapipe.v1.ShareMasksResponse0\x01\x12T\n\x0bRevealMasks\x12 .collapipe.v1.RevealMasksRequest\x1a!.collapipe.v1.RevealMasksResponse0\x01\x12M\n\x08RunModel\x12\x1d.collapipe.v1.RunModelRequest\x1a\x1e.collapipe.v1.RunModelResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,37 +38,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREPAREDATAREQUEST']._serialized_start=168
   _globals['_PREPAREDATAREQUEST']._serialized_end=371
   _globals['_PREPAREDATARESPONSE']._serialized_start=374
-  _globals['_PREPAREDATARESPONSE']._serialized_end=681
-  _globals['_HELDOUTLABEL']._serialized_start=683
-  _globals['_HELDOUTLABEL']._serialized_end=727
-  _globals['_RUNROUNDREQUEST']._serialized_start=730
-  _globals['_RUNROUNDREQUEST']._serialized_end=1557
-  _globals['_MAKEMASKINGKEYSREQUEST']._serialized_start=1559
-  _globals['_MAKEMASKINGKEYSREQUEST']._serialized_end=1682
-  _globals['_MAKEMASKINGKEYSRESPONSE']._serialized_start=1684
-  _globals['_MAKEMASKINGKEYSRESPONSE']._serialized_end=1756
-  _globals['_SHAREMASKSREQUEST']._serialized_start=1759
-  _globals['_SHAREMASKSREQUEST']._serialized_end=1888
-  _globals['_SHAREMASKSRESPONSE']._serialized_start=1890
-  _globals['_SHAREMASKSRESPONSE']._serialized_end=1957
-  _globals['_REVEALMASKSREQUEST']._serialized_start=1959
-  _globals['_REVEALMASKSREQUEST']._serialized_end=2045
-  _globals['_REVEALMASKSRESPONSE']._serialized_start=2047
-  _globals['_REVEALMASKSRESPONSE']._serialized_end=2116
-  _globals['_ENDTRAININGREQUEST']._serialized_start=2118
-  _globals['_ENDTRAININGREQUEST']._serialized_end=2178
-  _globals['_ENDTRAININGRESPONSE']._serialized_start=2180
-  _globals['_ENDTRAININGRESPONSE']._serialized_end=2201
-  _globals['_RUNROUNDRESPONSE']._serialized_start=2204
-  _globals['_RUNROUNDRESPONSE']._serialized_end=2381
-  _globals['_ROUNDPREPARED']._serialized_start=2384
-  _globals['_ROUNDPREPARED']._serialized_end=2513
-  _globals['_RUNMODELREQUEST']._serialized_start=2515
-  _globals['_RUNMODELREQUEST']._serialized_end=2603
-  _globals['_RUNMODELSTART']._serialized_start=2605
-  _globals['_RUNMODELSTART']._serialized_end=2703
-  _globals['_RUNMODELRESPONSE']._serialized_start=2705
-  _globals['_RUNMODELRESPONSE']._serialized_end=2766
-  _globals['_CONTROLUNITSERVICE']._serialized_start=2769
-  _globals['_CONTROLUNITSERVICE']._serialized_end=3382
+  _globals['_PREPAREDATARESPONSE']._serialized_end=722
+  _globals['_TEXTCOUNTS']._serialized_start=725
+  _globals['_TEXTCOUNTS']._serialized_end=866
+  _globals['_HELDOUTLABEL']._serialized_start=868
+  _globals['_HELDOUTLABEL']._serialized_end=912
+  _globals['_RUNROUNDREQUEST']._serialized_start=915
+  _globals['_RUNROUNDREQUEST']._serialized_end=1742
+  _globals['_MAKEMASKINGKEYSREQUEST']._serialized_start=1744
+  _globals['_MAKEMASKINGKEYSREQUEST']._serialized_end=1867
+  _globals['_MAKEMASKINGKEYSRESPONSE']._serialized_start=1869
+  _globals['_MAKEMASKINGKEYSRESPONSE']._serialized_end=1941
+  _globals['_SHAREMASKSREQUEST']._serialized_start=1944
+  _globals['_SHAREMASKSREQUEST']._serialized_end=2073
+  _globals['_SHAREMASKSRESPONSE']._serialized_start=2075
+  _globals['_SHAREMASKSRESPONSE']._serialized_end=2142
+  _globals['_REVEALMASKSREQUEST']._serialized_start=2144
+  _globals['_REVEALMASKSREQUEST']._serialized_end=2230
+  _globals['_REVEALMASKSRESPONSE']._serialized_start=2232
+  _globals['_REVEALMASKSRESPONSE']._serialized_end=2301
+  _globals['_ENDTRAININGREQUEST']._serialized_start=2303
+  _globals['_ENDTRAININGREQUEST']._serialized_end=2363
+  _globals['_ENDTRAININGRESPONSE']._serialized_start=2365
+  _globals['_ENDTRAININGRESPONSE']._serialized_end=2386
+  _globals['_RUNROUNDRESPONSE']._serialized_start=2389
+  _globals['_RUNROUNDRESPONSE']._serialized_end=2566
+  _globals['_ROUNDPREPARED']._serialized_start=2569
+  _globals['_ROUNDPREPARED']._serialized_end=2698
+  _globals['_RUNMODELREQUEST']._serialized_start=2700
+  _globals['_RUNMODELREQUEST']._serialized_end=2788
+  _globals['_RUNMODELSTART']._serialized_start=2790
+  _globals['_RUNMODELSTART']._serialized_end=2888
+  _globals['_RUNMODELRESPONSE']._serialized_start=2890
+  _globals['_RUNMODELRESPONSE']._serialized_end=2951
+  _globals['_CONTROLUNITSERVICE']._serialized_start=2954
+  _globals['_CONTROLUNITSERVICE']._serialized_end=3567
 # @@protoc_insertion_point(module_scope)

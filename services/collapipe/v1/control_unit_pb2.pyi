@@ -27,7 +27,7 @@ class PrepareDataRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., cluster_index: _Optional[int] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., owner: _Optional[str] = ..., num_first_rows: _Optional[int] = ..., has_model: bool = ...) -> None: ...
 
 class PrepareDataResponse(_message.Message):
-    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "num_long_rows", "num_long_held_out_rows", "num_first_rows", "findings")
+    __slots__ = ("num_rows", "labels", "vocabulary", "num_held_out_rows", "held_out_labels", "num_long_rows", "num_long_held_out_rows", "num_first_rows", "findings", "texts")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class PrepareDataResponse(_message.Message):
     NUM_LONG_HELD_OUT_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_FIRST_ROWS_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
@@ -46,7 +47,24 @@ class PrepareDataResponse(_message.Message):
     num_long_held_out_rows: int
     num_first_rows: int
     findings: _containers.RepeatedCompositeFieldContainer[_job_pb2.Finding]
-    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ..., num_long_rows: _Optional[int] = ..., num_long_held_out_rows: _Optional[int] = ..., num_first_rows: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[_job_pb2.Finding, _Mapping]]] = ...) -> None: ...
+    texts: TextCounts
+    def __init__(self, num_rows: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., num_held_out_rows: _Optional[int] = ..., held_out_labels: _Optional[_Iterable[_Union[HeldOutLabel, _Mapping]]] = ..., num_long_rows: _Optional[int] = ..., num_long_held_out_rows: _Optional[int] = ..., num_first_rows: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[_job_pb2.Finding, _Mapping]]] = ..., texts: _Optional[_Union[TextCounts, _Mapping]] = ...) -> None: ...
+
+class TextCounts(_message.Message):
+    __slots__ = ("num_rows", "num_special", "special_place", "special_token", "num_unknown", "unknown_place")
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPECIAL_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_PLACE_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_PLACE_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    num_special: int
+    special_place: str
+    special_token: str
+    num_unknown: int
+    unknown_place: str
+    def __init__(self, num_rows: _Optional[int] = ..., num_special: _Optional[int] = ..., special_place: _Optional[str] = ..., special_token: _Optional[str] = ..., num_unknown: _Optional[int] = ..., unknown_place: _Optional[str] = ...) -> None: ...
 
 class HeldOutLabel(_message.Message):
     __slots__ = ("label", "place")

@@ -85,7 +85,7 @@ def test_adapter_is_exported_if_it_gives_the_trained_model(
     settings = None if lora is None else LoraConfig(**lora)
     edge.prepare(config=config, pretrained=str(tmp_path / "pretrained"), lora=settings)
     edge.restart()
-    [found] = edge.model.findings()  # An answer that was lost is given again.
+    [found] = edge.model.findings()  # A restarted edge server still has its findings.
     assert not found.is_warning and "2 of 2 labels" in found.what
     folder = tmp_path / "export"
     folder.mkdir()

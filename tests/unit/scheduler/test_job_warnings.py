@@ -32,6 +32,7 @@ from collapipe.scheduler.unusual_changes import UnusualChanges, unusual_clusters
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import control_unit_pb2_grpc, edge_server_pb2_grpc, scheduler_pb2
 from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
+from collapipe.v1.edge_server_pb2 import PrepareJobResponse
 from collapipe.v1.job_pb2 import Evaluation, RoundSummary
 from collapipe.v1.job_pb2 import Finding as FindingMessage
 from collapipe.v1.plan_pb2 import Plan, Stage
@@ -68,6 +69,7 @@ def described(config: JobConfig, data: list[PrepareDataResponse], labels: list[s
 
 _NOTE = FindingMessage(place="a", what="its tags are IOB1")
 _WARNING = FindingMessage(is_warning=True, place="b", what="c", remedy="do d")
+_OF_WEIGHTS = FindingMessage(place="model", what="it is pretrained")
 WARM_AND_COLD = [loaded(50, 8, warm="a:1"), loaded(49, 7, cold="a:2")]
 WET = [loaded(50, 2, warm="b:1", wet="b:4"), loaded(50, 2, wet="b:9")]
 OF_TAGS = [loaded(9, 1, **{"B-place": "a:1", "O": "a:1"})]
@@ -103,9 +105,13 @@ def test_labels_of_held_out_rows_that_training_rows_have_are_not_told() -> None:
 
 def test_passes_over_the_data_are_told() -> None:
     config = job(training={"rounds": 10, "local_steps": 20, "mini_batch": 8})
-    assert "200 steps of 8 rows, which is 0.43 times the 3,712 " in find_passes(config, [3712]).what
     assert (
-        "400 steps of 8 rows, which is 3.2 times the 1,000 " in find_passes(config, [400, 600]).what
+        "200 steps of 8 rows take each of the 3,712 training rows 0.43 times"
+        in find_passes(config, [3712]).what
+    )
+    assert (
+        "400 steps of 8 rows take each of the 1,000 training rows 3.2 times"
+        in find_passes(config, [400, 600]).what
     )
 
 
@@ -157,7 +163,7 @@ def test_findings_about_all_clusters_come_before_those_of_clusters() -> None:
 class Hosts(
     control_unit_pb2_grpc.ControlUnitServiceServicer, edge_server_pb2_grpc.EdgeServerServiceServicer
 ):
-    """A control unit with 100 held-out rows and some findings, and an edge server that refuses the job."""
+    """A control unit with 100 held-out rows and some findings, and an edge server that has lost a commit."""
 
     findings: Sequence[FindingMessage] = ()
 
@@ -166,8 +172,8 @@ class Hosts(
         found.findings.extend(self.findings)
         yield found
 
-    def PrepareJob(self, request: Any, context: Any) -> Iterator[Any]:
-        raise WrongStateError("the edge server was asked")
+    def PrepareJob(self, request: Any, context: Any) -> Iterator[PrepareJobResponse]:
+        yield PrepareJobResponse(findings=[_OF_WEIGHTS])
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +211,7 @@ def test_warnings_stop_a_new_strict_job_and_a_flood_of_findings_is_refused(
     served[0].findings = findings
     config = job(more={"data": {"held_out": "b.jsonl", "strict": is_strict}})
     progress = JobProgress(store.create(config), store, events)
+    progress.document.last_commit = (0, 1)
     progress.document.vocabulary_digest = "0" * 64 if is_resumed else ""
     of = hosts()
     for host in (of.edge_server, of.clusters[0].control_unit):
@@ -215,9 +222,11 @@ def test_warnings_stop_a_new_strict_job_and_a_flood_of_findings_is_refused(
             preparation.prepare(of)
     told = [each.data_note for each in published(events) if each.HasField("data_note")]
     if error is WrongStateError:
+        *told, of_weights = told
+        assert of_weights.message.startswith("model: ")
         assert len(told) == min(len(findings), MOST_LINES) + 1
         assert told[0].is_warning == findings[0].is_warning
-        assert "times the 50 training rows" in told[-1].message
+        assert "each of the 50 training rows" in told[-1].message
     else:
         assert told == []
 

@@ -235,18 +235,19 @@ def test_chat_is_rendered_by_the_template_and_only_its_last_message_is_learned(
     assert tokenizer.decode(learned) == "It is 7.<|eot|>"
 
 
+@pytest.mark.parametrize("blanks", [" \n", "\n"])
 @pytest.mark.parametrize("content", ["{{ message['content'] }}", "{{ message['content'] | trim }}"])
 def test_blanks_at_the_end_of_an_answer_stay_if_the_template_keeps_them(
-    load: Load, tmp_path: Path, content: str
+    load: Load, tmp_path: Path, content: str, blanks: str
 ) -> None:
     template = TEMPLATE.replace("{{ message['content'] }}<|eot|>", content)
     directory = write_chat_model(tmp_path / "model", template)
-    chats = [[*chat[:-1], {"role": "assistant", "content": "yes \n"}] for chat in CHATS]
+    chats = [[*chat[:-1], {"role": "assistant", "content": f"yes{blanks}"}] for chat in CHATS]
     task = load([{"messages": chat} for chat in chats], model={"pretrained": directory})
     [batch] = task.micro_batches([7], 1)
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     learned = [label for label in batch.tensors["labels"][0].tolist() if label != -100]
-    answer = "yes" if "trim" in content else "yes \n"
+    answer = "yes" if "trim" in content else f"yes{blanks}"
     assert tokenizer.decode(learned) == answer + "<|eot|>"
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import MarianConfig, MarianMTModel
 
 from collapipe.aggregation import bounded_weights, federated_average
-from collapipe.data.findings import unknown_labels
+from collapipe.data.findings import find_in_texts, unknown_labels
 from collapipe.data.hold_out import HoldOut
 from collapipe.data.rows import Row
 from collapipe.data.sharding import dirichlet_clusters
@@ -146,23 +146,19 @@ def test_translations_that_bleu_cannot_measure_are_told(
     assert [each.is_warning for each in told] == [True] * is_told
 
 
-def test_control_tokens_in_texts_are_told(load_rows: LoadRows) -> None:
+def test_special_tokens_in_texts_are_told(load_rows: LoadRows) -> None:
     """tokenizers 787."""
     texts = ["a [SEP] b", "a b", "[MASK]", "c [SEP]"]
     rows = [{"text": text, "label": text[0]} for text in texts]
     task = load_rows("classification", rows, rows[1:2], model=MINILM)
-    found = {each.place[-1]: each for each in task.findings if "special token" in each.what}
-    assert found.keys() == {"1", "3"}
-    assert all(each.is_warning for each in found.values())
-    assert "2 of 5 rows" in found["1"].what and "'[SEP]'" in found["1"].what
+    [told] = find_in_texts(task.kind, [task.texts])
+    assert told.is_warning and told.place.endswith(":1")
+    assert "3 of 5 rows" in told.what and "'[SEP]'" in told.what
     rows = [{"prompt": "<s> a", "completion": answer} for answer in ("b</s>", "b </s> c", "d", "e")]
     sections = {"model": {"family": "llama"}, "task": {"max_length": 64}}
-    [told] = [
-        each
-        for each in load_rows("instruction", rows, rows[2:], **sections).findings
-        if "special token" in each.what
-    ]
-    assert told.place.endswith(":2")
+    task = load_rows("instruction", rows, rows[2:], **sections)
+    [told] = find_in_texts(task.kind, [task.texts, task.texts])
+    assert told.place.endswith(":2") and "2 of 12 rows" in told.what
 
 
 def test_texts_that_the_vocabulary_does_not_know_are_told(load_rows: LoadRows) -> None:
@@ -170,8 +166,7 @@ def test_texts_that_the_vocabulary_does_not_know_are_told(load_rows: LoadRows) -
     texts = ["ሰላም ለዓለም", "a" * 200, "good day", "a good ዓለም"]
     rows = [{"text": text, "label": "xy"[number % 2]} for number, text in enumerate(texts)]
     task = load_rows("classification", rows, rows[2:3], model=MINILM)
-    found = [each for each in task.findings if "does not know" in each.what]
-    [told] = found
+    [told] = find_in_texts(task.kind, [task.texts])
     assert told.is_warning and "2 of 5 rows" in told.what and told.place.endswith(":1")
 
 
