@@ -211,7 +211,7 @@ def with_local_paths(job: JobConfig) -> JobConfig:
     """Makes the paths of a job absolute, because the services of this machine run in other folders.
 
     Raises:
-        InvalidInputError: A file does not exist.
+        InvalidInputError: A file does not exist or may not be read.
     """
     document = _absolute_paths(job.model_dump(exclude_unset=True), Path.cwd())
     absolute = JobConfig.from_dict(document, f"job {job.name!r}")
@@ -220,14 +220,14 @@ def with_local_paths(job: JobConfig) -> JobConfig:
         for key, paths in (("train", data.train), ("held_out", data.held_out)):
             listed = [paths] if isinstance(paths, str) else paths or []
             for path in (path for text in listed for path in text.split(",")):
-                if not Path(path).exists():
+                if not os.access(path, os.R_OK):
                     if any(each in path for each in "*?["):
                         raise InvalidInputError(
                             f"data.{key}: {path} is a pattern, but CollaPipe expands no patterns: put the rows into one file, for example with "
                             f'`cat`, or give each cluster a file with --set \'data.train=["A", "B"]\''
                         )
                     raise InvalidInputError(
-                        f"data.{key}: {path} does not exist: give another with --set data.{key}=PATH"
+                        f"data.{key}: {path} does not exist or may not be read: give another with --set data.{key}=PATH"
                     )
     return absolute
 

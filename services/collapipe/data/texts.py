@@ -1,5 +1,6 @@
 """The texts of a file that a trained model is to answer."""
 
+import os
 from pathlib import Path
 
 from collapipe.data.findings import find_in_source
@@ -17,8 +18,10 @@ def read_texts(path: Path, column: str) -> tuple[list[str], list[str]]:
     Raises:
         InvalidInputError: The file cannot be read, a row is wrong, or there is no text.
     """
-    if not path.exists():
-        raise InvalidInputError(f"{path} does not exist: give a file of this machine")
+    if not os.access(path, os.R_OK):
+        raise InvalidInputError(
+            f"{path} does not exist or may not be read: give a file of this machine"
+        )
     source: RowSource
     if path.suffix.lower() == ".conll":
         source = ConllFile(str(path))
