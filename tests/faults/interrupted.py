@@ -102,6 +102,12 @@ class Run:
 
 Moment = Callable[[Run], bool]
 
+
+def tried_again(run: Run) -> bool:
+    """Returns whether the first attempt of a job failed."""
+    return len(run.attempts) > 1
+
+
 MOMENTS: dict[str, Moment] = {
     "plan": lambda run: run.round_index == 0 and len(run.commits) == 1,
     "configure": lambda run: run.round_index == 1,
@@ -148,6 +154,7 @@ def run_interrupted(
     moment: Moment | None = None,
     inject: Callable[[Run], object] = lambda run: None,
     *,
+    hit: Callable[[Run], bool] = lambda run: True,
     resume: bool = False,
     limit_seconds: float = _LIMIT_SECONDS,
 ) -> Run:
@@ -156,6 +163,7 @@ def run_interrupted(
     Args:
         moment: Says whether the fault is to be injected now. By default there is no fault.
         inject: Raises `MomentMissedError` if it was called too late. Then it is called again with another job.
+        hit: Says whether the fault had an effect on a job that succeeded. A device may die after it has done its last work.
         limit_seconds: Longest duration of the job.
 
     Raises:
@@ -167,7 +175,9 @@ def run_interrupted(
     def attempt() -> Run:
         run = Run(job, testbed.workspace.state)
         was_injected = _run_once(testbed, run, moment, inject, resume, limit_seconds)
-        if moment and not was_injected and run.final_state == JOB_STATE_SUCCEEDED:
+        is_hit = was_injected and hit(run)
+        if moment and not is_hit and run.final_state == JOB_STATE_SUCCEEDED:
+            mend(testbed, run)
             raise MomentMissedError(f"the job ended before the moment of the fault: {run}")
         return run
 

@@ -25,6 +25,7 @@ from faults.interrupted import (
     make_interruptible_job,
     resume,
     run_interrupted,
+    tried_again,
     undisturbed_digests,
 )
 
@@ -94,7 +95,7 @@ def test_job_repeats_all_rounds_if_nothing_was_copied_before_a_device_died(
 ) -> None:
     job = make_interruptible_job(tmp_path, training={"replicate_every": 10})
     killer = Killer(testbed, "last device")
-    run = run_interrupted(testbed, job, MOMENTS["committed"], killer.kill)
+    run = run_interrupted(testbed, job, MOMENTS["committed"], killer.kill, hit=tried_again)
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     assert run.attempts == {0, 1}
     killer.restart()
@@ -110,7 +111,11 @@ def test_only_the_cluster_that_lost_a_device_repeats_rounds(
     job = make_interruptible_job(tmp_path, training={"replicate_every": 10, **lossy})
     killer = Killer(testbed, "middle device")
     run = run_interrupted(
-        testbed, job, lambda run: run.round_index == 2 and run.steps_done >= 1, killer.kill
+        testbed,
+        job,
+        lambda run: run.round_index == 2 and run.steps_done >= 1,
+        killer.kill,
+        hit=tried_again,
     )
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     assert [incident.message for incident in run.incidents if "repeats" in incident.message] == [

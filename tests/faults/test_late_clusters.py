@@ -16,7 +16,13 @@ from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
-from faults.interrupted import MomentMissedError, Run, check_unfinished, run_interrupted
+from faults.interrupted import (
+    MomentMissedError,
+    Run,
+    check_unfinished,
+    run_interrupted,
+    tried_again,
+)
 
 PROFILE = "raspberry-pi-4"
 SLOWDOWN = 1 / DEVICE_PROFILES[PROFILE].seconds_per_micro_batch
@@ -62,10 +68,14 @@ def test_rounds_without_a_late_cluster_are_repeated_bit_for_bit_after_a_kill(
         check_unfinished(run)
 
     run = run_interrupted(
-        emulated, job, lambda run: run.round_index == 1, kill_after_a_late_round, limit_seconds=180
+        emulated,
+        job,
+        lambda run: run.round_index == 1,
+        kill_after_a_late_round,
+        hit=tried_again,
+        limit_seconds=180,
     )
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
-    assert len(run.attempts) > 1
     late = late_clusters(run, job.training.rounds)
     assert committed_before.items() <= late.items()
     finished = FinishedJob(job, run.job_id, run.state)
