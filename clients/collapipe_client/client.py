@@ -173,6 +173,21 @@ class CollaPipeClient:
             f"the scheduler at {self.address} knows no job {job!r}: {hint}{'It' if hint else 'it'} has {', '.join(known) or 'none'}"
         )
 
+    def _find_model(self, job: str) -> str:
+        """Returns the id of a job whose model is to be used. Raises `WrongStateError` if it ended before its first commit."""
+        found = self.find_job(job)
+        if found.state not in FINAL_STATES or found.num_rounds_committed:
+            return found.job_id
+        others = [
+            each.job_id
+            for each in self.jobs()
+            if each.name == found.name and each.num_rounds_committed
+        ]
+        remedy = f"use {others[-1]}, an older job of this name" if others else "train it"
+        raise WrongStateError(
+            f"job {found.job_id} ended before its first commit, so it has no model: {remedy}"
+        )
+
     def submit(self, job: JobConfig, resume: bool = False) -> str:
         """Queues a job, and returns its id.
 
@@ -331,7 +346,7 @@ class CollaPipeClient:
             merged: Whether to fetch the whole model, with LoRA added, instead of the adapter. If the adapter would not give
                 the trained model, the whole one is fetched anyway.
         """
-        job_id = self.find_job(job).job_id
+        job_id = self._find_model(job)
         edge_server = self._edge_server_address()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -384,7 +399,7 @@ class CollaPipeClient:
             InvalidInputError: A text is too long, and is not to be skipped, or an option is wrong.
         """
         _check_options(max_new_tokens, temperature)
-        job_id = self.find_job(job).job_id
+        job_id = self._find_model(job)
         options = GenerationOptions(
             max_new_tokens=max_new_tokens or 0, temperature=temperature, top_k=top_k, seed=seed
         )
@@ -419,7 +434,7 @@ class CollaPipeClient:
             PeerLostError: A process ended or is silent.
             InvalidInputError: A row is wrong; the message names the file and the line.
         """
-        job_id = self.find_job(job).job_id
+        job_id = self._find_model(job)
         try:
             sizes = [file.stat().st_size for file in files]
         except OSError as error:

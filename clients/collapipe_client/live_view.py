@@ -70,7 +70,7 @@ class Display:
 
 def make_display(as_json: bool) -> Display:
     """Chooses a display: JSON if asked for, a live picture in a terminal, and lines of text elsewhere."""
-    console, notes = Console(), Console(stderr=True)
+    console, notes = Console(emoji=False), Console(stderr=True, emoji=False)
     if as_json:
         return JsonDisplay(notes)
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console, notes)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from collapipe.errors import InvalidInputError
+from collapipe.finding import shortened
 from collapipe.rpc.finding_messages import from_message
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
@@ -146,7 +147,7 @@ def evaluate(
         if as_json:
             print_json({"event": "evaluation", **to_document(evaluation)})
         else:
-            for finding in map(from_message, evaluation.findings):
+            for finding in shortened([from_message(each) for each in evaluation.findings]):
                 complain(str(finding))
             if warning := say_one_answer(evaluation):
                 complain(f"warning: {warning}")

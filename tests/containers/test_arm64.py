@@ -71,7 +71,8 @@ def test_arm64_agents_train_as_x86_64_does(arm64: Arm64, tmp_path: Path) -> None
         testbed.wait_until_registered()
         expected = run_job(testbed, tiny_job(tmp_path, [3]))
         with emulated_agents(arm64, testbed, tmp_path / "agents"):
-            finished = run_job(testbed, tiny_job(tmp_path, [1, 1, 1]))
+            # Emulated processors are ten times slower.
+            finished = run_job(testbed, tiny_job(tmp_path, [1, 1, 1]), limit_seconds=600)
         with testbed.client() as client:
             metrics = [client.find_job(job.job_id).evaluation for job in (expected, finished)]
 

@@ -228,8 +228,10 @@ def _run_once(
     finally:
         run.ended = True
         injector.join()
-    if injected.done():
-        injected.result()
+    error = injected.exception() if injected.done() else None
+    has_failed = run.final_state == JOB_STATE_FAILED  # The caller judges that.
+    if error and not (has_failed and isinstance(error, MomentMissedError)):
+        raise error
     return injected.done()
 
 

@@ -100,9 +100,10 @@ def run_job(
     *,
     resume: bool = False,
     on_event: Callable[[Any], None] = lambda event: None,
+    limit_seconds: float = _LIMIT_SECONDS,
 ) -> FinishedJob:
     """Runs a job to its end, or continues the last job of its name. Fails if the job fails."""
-    deadline = time.monotonic() + _LIMIT_SECONDS
+    deadline = time.monotonic() + limit_seconds
     with testbed.client() as client:
         finished = FinishedJob(job, client.submit(job, resume), testbed.workspace.state)
         last: Any = None
@@ -125,7 +126,7 @@ def run_job(
             if time.monotonic() > deadline:
                 client.cancel(finished.job_id)
                 raise AssertionError(
-                    f"the job did not end in {_LIMIT_SECONDS:g} s; last status: {last}"
+                    f"the job did not end in {limit_seconds:g} s; last status: {last}"
                 )
     assert last.state == JOB_STATE_SUCCEEDED, last.message
     assert len({started.attempt for started in finished.started}) <= 1, "a failure was tried again"

@@ -15,7 +15,7 @@ from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
 from collapipe.control_unit.private_errors import private_errors
 from collapipe.control_unit.round_masking import RoundMasking
-from collapipe.data.findings import TextFacts
+from collapipe.data.findings import TextFacts, find_in_texts
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -102,7 +102,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 )
             self._tasks = {request.job.job_id: task}
             findings = in_order(task.findings)
-            for finding in findings:
+            for finding in (*findings, *find_in_texts(task.kind, [task.texts])):
                 _log.info("%s", finding)
             digest = store.put_bytes(task.vocabulary)
             self._hide(request.job, digest)

@@ -159,7 +159,7 @@ class AppendedFile:
             raise InvalidInputError(
                 f"{self.path}:{line}: byte 0x{piece[error.start]:02x} at position "
                 f"{error.start + 1} of the line is not UTF-8: convert the file, for example with "
-                "`iconv -f latin1 -t utf-8`"
+                "`iconv -f cp1252 -t utf-8 OLD > NEW` if it comes from Windows"
             ) from error
 
     def _refuse_carriage_returns(self, line: str) -> None:

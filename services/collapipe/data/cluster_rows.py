@@ -257,6 +257,7 @@ def check_data(job: JobConfig) -> list[Finding]:
             and `data.strict` is set.
     """
     if job.data.source == "stdlib_docstrings":
+        _check_docstrings(job)
         return []
     is_shared = not isinstance(job.data.train, list)
     labels: set[str] = set()
@@ -332,19 +333,25 @@ def labels_in_order(labels_of_clusters: Iterable[Iterable[str]]) -> list[str]:
     return sorted(labels, key=lambda label: (label != "O", label))
 
 
+def _check_docstrings(job: JobConfig) -> None:
+    """Raises `InvalidInputError` if the docstrings of the standard library do not fit the job."""
+    data, kind = job.data, job.task.kind
+    if kind not in ("classification", *LANGUAGE_TASKS):
+        raise InvalidInputError(
+            'data.source is "stdlib_docstrings", whose rows have classes, but task.kind is '
+            f'{kind!r}: set "classification", "causal_lm" or "instruction", or use files'
+        )
+    if data.train is not None or data.held_out is not None:
+        raise InvalidInputError(
+            'data.source is "stdlib_docstrings", which reads no files, but data.train or '
+            'data.held_out is set: remove them, or set data.source = "files"'
+        )
+
+
 def _open(job: JobConfig, name: str | None) -> RowSource:
     data, kind = job.data, job.task.kind
     if data.source == "stdlib_docstrings":
-        if kind not in ("classification", *LANGUAGE_TASKS):
-            raise InvalidInputError(
-                'data.source is "stdlib_docstrings", whose rows have classes, but task.kind is '
-                f'{kind!r}: set "classification", "causal_lm" or "instruction", or use files'
-            )
-        if data.train is not None or data.held_out is not None:
-            raise InvalidInputError(
-                'data.source is "stdlib_docstrings", which reads no files, but data.train or '
-                'data.held_out is set: remove them, or set data.source = "files"'
-            )
+        _check_docstrings(job)
         rows = load_docstrings()
         if kind == "instruction":
             rows = list(map(ask_for_package, rows))

@@ -267,7 +267,7 @@ class TextFacts:
     special: Counted = field(default_factory=Counted)
     """Rows with a special token that is written out in a text."""
     first_special: str = ""
-    """The token in the first of them."""
+    """A token in the first of them."""
     unknown: Counted = field(default_factory=Counted)
     """Rows with a text of which at least half of the tokens are unknown."""
 
@@ -356,13 +356,13 @@ def _held_out_by_hash(job: JobConfig, facts: JobFacts, share: float) -> Finding:
 
 
 def few_held_out_rows(kind: str, num_rows: int) -> Finding | None:
-    """Warns of a metric that few rows decide. A row of `causal_lm` has many targets."""
+    """Warns of a metric that a few rows decide. A row of `causal_lm` has many targets."""
     if kind == "causal_lm" or not 0 < num_rows < _FEW_HELD_OUT_ROWS:
         return None
     rows = "1 row is" if num_rows == 1 else f"{num_rows} rows are"
     return _warning(
         "held-out data",
-        f"only {rows} measured, so a single row changes the share of right rows by {1 / num_rows:.0%}",
+        f"only {rows} measured, so a few rows decide the metric",
         f"hold out at least {_FEW_HELD_OUT_ROWS} rows for a meaningful result",
     )
 
@@ -429,8 +429,8 @@ def refuse_warnings(job: JobConfig, findings: Iterable[Finding]) -> None:
     if job.data.strict and warnings:
         listed = "\n".join(map(str, shortened(warnings)))
         raise InvalidInputError(
-            f"--strict (data.strict) turns warnings about the data into errors, and their number is {len(warnings)}: correct the data, or leave "
-            f"out --strict:\n{listed}"
+            f"--strict (data.strict) turns warnings about the data into errors, and there are at least {len(warnings)}: correct the data, or "
+            f"leave out --strict:\n{listed}"
         )
 
 

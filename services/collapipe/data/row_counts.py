@@ -12,7 +12,7 @@ from collapipe.job import LABELLING_TASKS
 
 _LETTERS_LOOKED_AT = 12
 _LETTERS = r"[a-zA-Z0-9\u00c0-\u024f\u0370-\u07ff\u0900-\u0dff\u1e00-\u1eff]+"
-_WORDS = re.compile(rf"{_LETTERS}(?:['’.-]{_LETTERS})*|\S")
+_WORDS = re.compile(rf"{_LETTERS}|\S")
 _SCRIPTS = dict.fromkeys(
     ("Cjk", "Hiragana", "Katakana", "Katakana-hiragana", "Ideographic"), "Chinese or Japanese"
 )

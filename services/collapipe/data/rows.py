@@ -109,7 +109,9 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
         InvalidInputError: A column is missing or has a wrong value.
     """
     place = f"{file}:{line}"
-    record = _unnested(record, kind, data)
+    outer, record = record, _unnested(record, kind, data)
+    if outer is not record:
+        _check_keys(outer, ["translation"], place)
     if kind == "instruction" and data.messages_column in record:
         _check_keys(record, [data.messages_column], place)
         return _chat(record[data.messages_column], data, file, line)

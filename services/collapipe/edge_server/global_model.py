@@ -6,7 +6,6 @@ the blobs that they refer to. Only the replacement of `commit.json` commits a ro
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from collapipe.errors import (
     NotFoundError,
     WrongStateError,
 )
-from collapipe.finding import Finding
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
 from collapipe.models import (
     ModelAdapter,
@@ -41,8 +39,9 @@ from collapipe.models import (
     split_state,
 )
 from collapipe.pretrained_directories import hub_name, pretrained_directory
+from collapipe.rpc.finding_messages import to_message
 from collapipe.tasks import declared_tokens, parse_vocabulary, write_tokenizer_files
-from collapipe.v1 import plan_pb2
+from collapipe.v1 import job_pb2, plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
@@ -119,7 +118,7 @@ class GlobalModel:
                 "adapter_base": _adapter_base(adapter, job.model),
                 "averaging": job.averaging.model_dump(),
                 "owner": owner,
-                "findings": [asdict(finding) for finding in findings],
+                "findings": [json_format.MessageToDict(to_message(each)) for each in findings],
             },
         )
         clusters = [
@@ -150,9 +149,21 @@ class GlobalModel:
         """Returns who may export the model, such as "client:me"; "" if anybody may."""
         return str(self._job_document().get("owner", ""))
 
-    def findings(self) -> list[Finding]:
-        """Returns what a person should know about how the pretrained weights are used."""
-        return [Finding(**each) for each in self._job_document().get("findings", [])]
+    def findings(self) -> list[job_pb2.Finding]:
+        """Returns what a person should know about how the pretrained weights are used.
+
+        Raises:
+            CorruptDataError: The document of the job is damaged.
+        """
+        try:
+            return [
+                json_format.ParseDict(each, job_pb2.Finding(), ignore_unknown_fields=True)
+                for each in self._job_document().get("findings", [])
+            ]
+        except (json_format.ParseError, AttributeError, TypeError) as error:
+            raise CorruptDataError(
+                f"{self._directory / 'job.json'}: the findings are damaged ({error}): remove them from the file"
+            ) from error
 
     def _put_initial_units(self, adapter: ModelAdapter, job: JobConfig) -> list[plan_pb2.UnitState]:
         """Makes the initial model, and stores each unit."""

@@ -21,7 +21,6 @@ from collapipe.rpc import (
     read_masking_keys,
     work_with_signs_of_life,
 )
-from collapipe.rpc.finding_messages import to_message
 from collapipe.secure_aggregation.keys import AttemptName
 from collapipe.secure_aggregation.unmasking import RemainingMasks
 from collapipe.stage_host import HostResources
@@ -80,7 +79,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         frozen_bytes=model.frozen_bytes(),
                         frozen_memory_share=adapter.frozen_memory_share,
                         stored_bytes=model.stored_bytes(),
-                        findings=map(to_message, model.findings()),
+                        findings=model.findings(),
                     )
             emit(answer)
 

@@ -3,8 +3,8 @@
 from collapipe.finding import Finding
 from collapipe.v1 import job_pb2
 
-MOST_CHARACTERS = 1000
-"""Length of each part of a finding that another host sent. The rest is cut."""
+_MOST_CHARACTERS = 1000
+"""Length of each text that another host sent. The rest is cut."""
 
 
 def to_message(finding: Finding) -> job_pb2.Finding:
@@ -18,10 +18,18 @@ def to_message(finding: Finding) -> job_pb2.Finding:
 
 
 def from_message(message: job_pb2.Finding) -> Finding:
-    """Returns the finding of a message. Long parts are cut."""
+    """Returns the finding of a message, whose texts are made harmless."""
     return Finding(
         "warning" if message.is_warning else "note",
-        message.place[:MOST_CHARACTERS],
-        message.what[:MOST_CHARACTERS],
-        message.remedy[:MOST_CHARACTERS],
+        harmless(message.place),
+        harmless(message.what),
+        harmless(message.remedy),
+    )
+
+
+def harmless(text: str) -> str:
+    """Cuts a text of another host, and escapes what a terminal would obey, such as line breaks and control sequences."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode()
+        for c in text[:_MOST_CHARACTERS]
     )

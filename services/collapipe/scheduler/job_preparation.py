@@ -20,7 +20,7 @@ from collapipe.evaluation import first_places
 from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
-from collapipe.rpc.finding_messages import MOST_CHARACTERS, from_message
+from collapipe.rpc.finding_messages import from_message, harmless
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
@@ -111,10 +111,8 @@ class JobPreparation:
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
-        if (
-            answer.commit.num_rounds == 0
-        ):  # Later, the weights are no longer those of the directory.
-            self._tell("weights", map(from_message, answer.findings[: _MOST[-1]]))
+        of_weights = [from_message(each) for each in answer.findings[: _MOST[-1]]]
+        self._tell("weights", shortened(of_weights))
         found = answer.commit.attempt, answer.commit.num_rounds
         if found < document.last_commit:
             raise WrongStateError(
@@ -200,11 +198,14 @@ class JobPreparation:
         except CollapipeError as error:
             raise told_by(unit.host_id, error) from None
         found = data.num_rows, data.num_held_out_rows, len(data.labels), len(data.findings)
-        if any(n > most for n, most in zip(found, _MOST, strict=True)):
+        texts = data.texts
+        is_possible = max(texts.num_special, texts.num_unknown) <= texts.num_rows <= _MOST[0]
+        if any(n > most for n, most in zip(found, _MOST, strict=True)) or not is_possible:
             raise PeerFaultyError(
                 unit.host_id,
                 f"{unit.host_id} says that it has {found[0]} training rows, {found[1]} held-out rows, {found[2]} labels and {found[3]} "
-                f"findings, but at most {', '.join(map(str, _MOST))} are possible: look at its log",
+                f"findings, but at most {', '.join(map(str, _MOST))} are possible; and of {texts.num_rows} texts, {texts.num_special} with special "
+                f"tokens and {texts.num_unknown} that are unknown: look at its log",
             )
         logger.info(
             "cluster %d has %d training rows and %d held-out rows",
@@ -264,7 +265,7 @@ def describe_data(
 def _text_facts(counts: control_unit_pb2.TextCounts) -> TextFacts:
     return TextFacts(
         counts.num_rows,
-        Counted(counts.num_special, counts.special_place[:MOST_CHARACTERS]),
-        counts.special_token[:MOST_CHARACTERS],
-        Counted(counts.num_unknown, counts.unknown_place[:MOST_CHARACTERS]),
+        Counted(counts.num_special, harmless(counts.special_place)),
+        harmless(counts.special_token),
+        Counted(counts.num_unknown, harmless(counts.unknown_place)),
     )

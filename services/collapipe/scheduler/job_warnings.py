@@ -83,7 +83,7 @@ def find_passes(job: JobConfig, num_rows: Sequence[int]) -> Finding:
     return Finding(
         "note",
         "training",
-        f"{steps:,} steps of {training.mini_batch} rows take each of the {num_all:,} training rows {passes:.2g} times on average",
+        f"{steps:,} steps of {training.mini_batch} rows take each of the {num_all:,} training rows {float(f'{passes:.2g}'):,g} times on average",
     )
 
 

@@ -128,14 +128,16 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
         return prompt, answer
 
     def _kept_blanks(self, row: ChatRow, rendered: str) -> str:
-        """Returns the blanks at the end of an answer that the template renders last and does not trim."""
+        """Returns those blanks at the end of a rendered answer that are not of the template."""
         *before, last = row.messages
         content = last["content"].rstrip()
-        blanks = last["content"][len(content) :]
-        if not blanks or not rendered.rstrip().endswith(content):
+        if content == last["content"]:
             return ""
         _, trimmed = self._vocabulary.render([*before, {**last, "content": content}], row.place)
-        return blanks if rendered != trimmed else ""
+        end = len(rendered.rstrip())
+        of_template = trimmed[len(trimmed.rstrip()) :]
+        is_alike = rendered[:end] == trimmed.rstrip() and rendered[end:].endswith(of_template)
+        return rendered[end : len(rendered) - len(of_template)] if is_alike else ""
 
     def _plain_texts(self, row: Row) -> Sequence[str]:
         """Returns the messages of a chat. Of other rows, returns the answer without its end token.

@@ -7,7 +7,6 @@ of `transformers` produce the same token ids, and render chats as the same text.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -139,15 +138,20 @@ class Vocabulary:
         return _tokens_around(self._tokenizer)[0]
 
     def special_token_in(self, text: str) -> str:
-        """Returns the first special token that is written out in a text, because the tokenizer reads it as that token; "" if there is none."""
-        found = self._special_tokens.search(text)
-        return found[0] if found else ""
+        """Returns a special token that is written out in a text, because the tokenizer reads it as that token; "" if there is none."""
+        # One expression for all tokens would hold the interpreter for seconds in a long text.
+        starts = (start for start in self._special_tokens if start in text)
+        tokens = (token for start in starts for token in self._special_tokens[start])
+        return next((token for token in tokens if token in text), "")
 
     @cached_property
-    def _special_tokens(self) -> re.Pattern[str]:
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        special = [re.escape(token.content) for token in added if token.special]
-        return re.compile("|".join(special) or "(?!)")
+    def _special_tokens(self) -> dict[str, list[str]]:
+        """The special tokens by their first two characters, which few texts have."""
+        found: dict[str, list[str]] = {}
+        for token in self._tokenizer.get_added_tokens_decoder().values():
+            if token.special and token.content:
+                found.setdefault(token.content[:2], []).append(token.content)
+        return found
 
     def is_unknown(self, encoding: Encoding) -> bool:
         """Returns whether at least half of the tokens of a text are unknown."""

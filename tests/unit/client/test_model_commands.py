@@ -6,7 +6,7 @@ import pytest
 
 from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.model_use_pb2 import AnswerPiece, ModelOutput
-from collapipe.v1.scheduler_pb2 import JobStatus
+from collapipe.v1.scheduler_pb2 import JOB_STATE_FAILED, JobStatus
 from collapipe_client import client
 from collapipe_client.message_json import to_document
 
@@ -80,6 +80,15 @@ def test_row_of_a_file_that_cannot_be_answered_is_named_and_the_others_are_answe
     told = run_lines("predict", "demo", "--data", str(file), *fake.options, code=1)
     refusals = {each["row"]: each["refusal"] for each in told if each["event"] == "answer"}
     assert refusals == {1: "", 2: "", 3: "it has 99 tokens", 4: ""}
+
+
+def test_job_that_ended_without_a_model_names_the_older_one(two_answers: FakeServices) -> None:
+    failed = JobStatus(job_id="job-2", name="demo", state=JOB_STATE_FAILED)
+    two_answers.jobs = [JobStatus(job_id="job-1", name="demo", num_rounds_committed=1), failed]
+    result = run("predict", "demo", "one", *two_answers.options, code=1)
+    assert "job-2" in result.stderr and "job-1" in result.stderr
+    assert two_answers.uses == []
+    assert run("predict", "job-1", "one", "two", *two_answers.options).stdout == "ab\nxy\n"
 
 
 def test_many_texts_become_several_uses(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.errors import NotFoundError
+from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import LoraConfig
 
 from .edges import Edge
@@ -86,6 +86,11 @@ def test_adapter_is_exported_if_it_gives_the_trained_model(
     edge.prepare(config=config, pretrained=str(tmp_path / "pretrained"), lora=settings)
     edge.restart()
     [found] = edge.model.findings()  # A restarted edge server still has its findings.
+    path = edge.directory / "job.json"
+    path.write_text(path.read_text("utf-8").replace('"findings": [', '"findings": [1, '), "utf-8")
+    with pytest.raises(CorruptDataError, match=str(path)):
+        edge.model.findings()
+    path.write_text(path.read_text("utf-8").replace("[1, ", "["), "utf-8")
     assert not found.is_warning and "2 of 2 labels" in found.what
     folder = tmp_path / "export"
     folder.mkdir()
