@@ -108,7 +108,7 @@ def test_job_that_fits_is_estimated_and_nothing_starts(job: list[str], tmp_path:
     counts, labels, passes, lengths = estimate["notes"]
     assert counts == "40 training rows, 2 held-out rows, 2 labels"
     assert labels.endswith(": a 20, b 20")
-    assert " times the 40 training rows" in passes
+    assert " take each of the 40 training rows " in passes
     assert re.search(r" \d tokens", lengths) and "task.max_length = 64" in lengths
     unknown, few = estimate["warnings"][-2:]
     assert f"label c ({tmp_path}/test.csv:3)" in unknown
