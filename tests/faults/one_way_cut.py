@@ -12,11 +12,14 @@ from benchmarks.namespaced_testbed import NamespacedTestbed, isolate
 from reference.tiny_jobs import make_job
 
 from collapipe.v1.plan_pb2 import Plan
+from collapipe_client import Device
 from faults.interrupted import Run, run_interrupted
 
 _DEVICES = {"device-0-0", "device-0-1", "device-0-2"}
 _CUT = ("device-0-0", "device-0-1")
 _LIMIT_SECONDS = 240.0
+_MEMORY_BYTES = 2_400_000
+"""Memory of each device. It holds two of the six blocks, so that no plan does without one of the devices."""
 
 
 def are_neighbours(plan: Plan) -> bool:
@@ -32,12 +35,14 @@ def main() -> None:
         job = make_job(
             folder,
             num_blocks=6,
+            model_config={"hidden_size": 64, "intermediate_size": 256},
             devices_per_cluster=3,
             training={"rounds": 100_000, "local_steps": 10},
             # Plans change often, so that blocks also move over the cut link.
             schedule={"strategy": "dssra", "silence_seconds": 5, "hysteresis": 0.0},
         )
-        with NamespacedTestbed([3], folder / "testbed") as testbed:
+        devices = [Device(memory_bytes=_MEMORY_BYTES)] * 3
+        with NamespacedTestbed([devices], folder / "testbed") as testbed:
             testbed.wait_until_registered()
 
             def cut_until_all_devices_work(run: Run) -> None:
@@ -45,7 +50,10 @@ def main() -> None:
                 deadline = time.monotonic() + _LIMIT_SECONDS
                 try:
                     while not all_work_around_the_cut(run):
-                        assert time.monotonic() < deadline and not run.ended, run
+                        assert time.monotonic() < deadline and not run.ended, (
+                            run.messages,
+                            run.plans,
+                        )
                         time.sleep(0.1)
                 finally:
                     with testbed.client() as client:

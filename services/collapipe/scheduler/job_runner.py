@@ -8,6 +8,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 
 from collapipe.errors import (
@@ -38,6 +39,7 @@ from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.scheduler.kept_results import KeptResults
+from collapipe.scheduler.knowledge import Knowledge
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.retries import Retries
@@ -259,6 +261,8 @@ class JobRunner:
         if stored is not None:
             for host_id in self._unreachable_among(hosts.devices):
                 stored.knowledge.forget_links(host_id)
+            # If this attempt commits no round, the next one must not rely on these links either.
+            self._progress.jobs.save_planner_state(self.job_id, stored)
         planner = self._planner = self._calls.run_detached(
             lambda: Planner.for_job(
                 self._job,
@@ -268,6 +272,7 @@ class JobRunner:
                 self._channels,
                 self._telemetry,
                 stored,
+                self._wait_for_profiles,
             )
         )
         # While devices are missing, they may soon be back.
@@ -440,6 +445,7 @@ class JobRunner:
             new = [d for d in hosts.devices if d.host_id not in before.by_id]
             for host_id in self._unreachable_among(new):
                 planner.forget_links(host_id)
+                self._progress.jobs.save_planner_state(self.job_id, planner.state())
             planner.take_hosts(hosts)
             self._lacking = self._missing_of(planner.hosts, missing)
             used = {name for names in self._used.values() for name in names}
@@ -462,6 +468,11 @@ class JobRunner:
         """Returns the ids of devices that others could not reach, once for each time. Some link of theirs may still be cut, unless
         they were restarted."""
         return [d.host_id for d in devices if self._blamed.pop(d.host_id, "") == d.incarnation]
+
+    def _wait_for_profiles(self, profiling: Future[Knowledge]) -> None:
+        """Waits for devices without which no plan is possible; raises `CancelledError` if the job is cancelled."""
+        self._say(scheduler_pb2.JOB_STATE_RUNNING, "profiling devices")
+        self._calls.wait_for(profiling)
 
     def _look_around(
         self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None

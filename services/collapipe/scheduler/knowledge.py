@@ -223,6 +223,10 @@ class Knowledge(_Known):
         for name in [name for name in self.links if host_id in name.split(">")]:
             del self.links[name]
 
+    def forget_dead_links(self) -> None:
+        """Forgets the links whose last probe failed, so that they are probed again."""
+        self.links = {name: link for name, link in self.links.items() if link.capacity_bps}
+
     def update_idle(
         self,
         seconds_per_sample: Mapping[str, float],

@@ -246,6 +246,40 @@ def test_new_host_takes_part_when_it_is_profiled() -> None:
     assert "device-2" in blocks(rounds.decide()[1])
 
 
+def test_round_waits_for_a_device_without_which_no_plan_is_possible() -> None:
+    fewer, more = hosts(num_devices=2), hosts(num_devices=3)
+    for device in more.devices:
+        device.memory_bytes = 60_000  # Each can hold 2 of 6 blocks.
+    fewer = replace(fewer, clusters=(replace(fewer.clusters[0], devices=tuple(more.devices[:2])),))
+    is_awaited = threading.Event()
+
+    def profile(of: JobHosts, known: Knowledge | None) -> Knowledge:
+        assert is_awaited.wait(60)
+        return knowledge(of)
+
+    def wait(profiling: futures.Future[Knowledge]) -> None:
+        is_awaited.set()
+        profiling.exception(60)
+
+    rounds = Rounds(fewer, knowledge(fewer, (0.01, 0.01)), profile=profile, wait=wait)
+    with pytest.raises(InfeasibleError):
+        rounds.decide()
+    rounds.planner.take_hosts(more)
+    assert rounds.planner.hosts == fewer
+    assert list(blocks(rounds.decide()[1]).values()) == [2, 2, 2]
+
+
+def test_link_whose_probe_failed_is_probed_again_in_the_next_attempt() -> None:
+    rounds = Rounds()
+    rounds.run()
+    stored = rounds.planner.state()
+    stored.knowledge.links["device-0>device-1"].capacity_bps = 0.0
+    planner = restart(stored, rounds.hosts)
+    assert "device-0>device-1" not in planner.state().knowledge.links
+    # Until then, one of the two devices takes no part.
+    assert [device.host_id for device in planner.hosts.devices] == ["device-0", "device-2"]
+
+
 def test_evaluation_and_transfers_of_weights_do_not_count_as_fixed_time_of_a_round() -> None:
     rounds = Rounds()
     rounds.run(0)
