@@ -147,7 +147,10 @@ def dry_run(job: JobConfig, site: Site, command: str, as_json: bool, num_rounds:
         parts[cluster] = f" in cluster {', '.join(listed)}" * (len(answers) > 1)
     memory = ""
     if free is not None:
-        memory = f"all processes together need about {say_bytes(needed)}, and {say_bytes(free)} of this machine are free"
+        who = (
+            "all processes together need" if site.num_new else "the processes that run need another"
+        )
+        memory = f"{who} {say_bytes(needed)} or so, and {say_bytes(free)} of this machine are free"
     for cluster, answer in answers.items():
         if not answer["fits"]:
             say_missing(answer, parts[cluster])

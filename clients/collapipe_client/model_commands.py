@@ -9,6 +9,7 @@ import typer
 
 from collapipe.errors import InvalidInputError
 from collapipe.finding import shortened
+from collapipe.mistakes import say_some
 from collapipe.rpc.finding_messages import from_message
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
@@ -24,8 +25,6 @@ from collapipe_client.reporting import (
     termination_as_interrupt,
 )
 from collapipe_client.view_state import definition_lines, say_evaluation, say_one_answer
-
-_MOST_NAMED = 8
 
 
 @takes_option_groups
@@ -104,18 +103,20 @@ def predict(
                 waiting=_teller(as_json),
             )
             if empty:
-                named = ", ".join(map(str, empty[:_MOST_NAMED])) + ", ..." * (
-                    len(empty) > _MOST_NAMED
-                )
                 complain(
-                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {named}"
+                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {say_some(list(map(str, empty)))}"
                 )
             refused: list[int] = []
-            pieces = _without_refused(pieces, refused)
+            wordless: list[int] = []
+            pieces = _judged(pieces, refused, wordless)
             if as_json:
                 _print_documents(given, pieces)
             else:
                 _print_answers(pieces)
+        if unsaid := sorted({*wordless} - {*empty} - {*refused}):
+            complain(
+                f"the model answered {len(unsaid)} of {len(given)} rows with nothing, or with blanks: row {say_some(list(map(str, unsaid)))}"
+            )
         if refused:
             complain(f"{len(refused)} of {len(given)} rows have no answer, as named above")
             raise typer.Exit(FAILED)
@@ -147,7 +148,8 @@ def evaluate(
         if as_json:
             print_json({"event": "evaluation", **to_document(evaluation)})
         else:
-            for finding in shortened([from_message(each) for each in evaluation.findings]):
+            findings = [from_message(each) for each in evaluation.findings]
+            for finding in shortened(findings, "--json prints all"):
                 complain(str(finding))
             if warning := say_one_answer(evaluation):
                 complain(f"warning: {warning}")
@@ -170,12 +172,21 @@ def _teller(as_json: bool) -> Callable[[str], None]:
     return tell
 
 
-def _without_refused(pieces: Iterator[AnswerPiece], refused: list[int]) -> Iterator[AnswerPiece]:
-    """Yields all pieces. Names each row that cannot be answered, and adds its number to `refused`."""
+def _judged(
+    pieces: Iterator[AnswerPiece], refused: list[int], wordless: list[int]
+) -> Iterator[AnswerPiece]:
+    """Yields all pieces. Names each row that cannot be answered, and adds the numbers of such rows, and of those with an
+    empty answer."""
+    has_words: set[int] = set()
     for piece in pieces:
+        row = piece.text_index + 1
         if piece.refusal:
-            refused.append(piece.text_index + 1)
-            complain(f"row {piece.text_index + 1} has an empty answer: {piece.refusal}")
+            refused.append(row)
+            complain(f"row {row} has an empty answer: {piece.refusal}")
+        if piece.text.strip():
+            has_words.add(row)
+        if piece.is_last and row not in has_words:
+            wordless.append(row)
         yield piece
 
 

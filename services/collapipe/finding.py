@@ -37,10 +37,13 @@ def in_order(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(dict.fromkeys(findings), key=lambda finding: not finding.is_warning)
 
 
-def shortened(findings: Sequence[Finding]) -> list[Finding]:
-    """Returns at most `MOST_LINES` findings. The last one says how many are left out."""
+def shortened(
+    findings: Sequence[Finding],
+    all_of_them: str = "`collapipe train --dry-run` without --strict prints all",
+) -> list[Finding]:
+    """Returns at most `MOST_LINES` findings. The last one says how many are left out, and what prints `all_of_them`."""
     if len(findings) <= MOST_LINES:
         return list(findings)
     left = len(findings) - MOST_LINES + 1
-    rest = f"{left} more findings: `collapipe train --dry-run` without --strict prints all"
+    rest = f"{left} more findings: {all_of_them}"
     return [*findings[: MOST_LINES - 1], Finding("note", "data", rest)]

@@ -258,7 +258,7 @@ AT_THE_CLIENT: dict[str, tuple[Change, Sequence[str]]] = {
     ),
     "misspelt column": (
         lambda f: f.settings.append("data.text_column=txt"),
-        ["train.jsonl:1: has no column 'txt'", "did you mean 'text'?"],
+        ["train.jsonl:1: has no column 'txt'", "set data.text_column=text"],
     ),
     "too few rows": (
         lambda f: f.settings.append("training.mini_batch=40"),

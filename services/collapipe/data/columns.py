@@ -1,6 +1,7 @@
 """Finds the columns of a task among those of a file, by usual names, and guesses by content what a message should offer."""
 
 import difflib
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ def _missing_columns(
     for setting in missing:
         wanted: str = getattr(data, setting)
         if near := _likely(setting, wanted, left, values):
-            hints.append(f"data.{setting}={near} (did you mean {near!r}?)")
+            hints.append(f"data.{setting}={shlex.quote(near)}")
             left.remove(near)
         else:
             hints.append(f"data.{setting} to the name of one")

@@ -81,6 +81,8 @@ class RowFacts:
     label_places: dict[str, str] = field(default_factory=dict)
     """The first row with each class or type."""
     blank: Counted = field(default_factory=Counted)
+    damaged: Counted = field(default_factory=Counted)
+    """Rows with characters that show that a text was read in a wrong encoding."""
     repeated: Counted = field(default_factory=Counted)
     """Rows that are like an earlier one, as `folded` compares."""
     contradicting: Counted = field(default_factory=Counted)
@@ -172,6 +174,13 @@ def _in_rows(rows: RowFacts, which: str) -> Iterator[Finding]:
             f"{rows.repeated.number} of {rows.num_rows} {which} rows repeat an earlier one, this one first",
             "remove them if that is not meant",
         )
+    if rows.damaged.number:
+        yield _note(
+            rows.damaged.place,
+            f"{rows.damaged.number} of {rows.num_rows} {which} rows, this one first, have control characters, U+FFFD or letters such "
+            "as Ã©, as if they had once been read in a wrong encoding",
+            "convert them anew if that is not meant",
+        )
     if rows.blank.number:
         yield _note(
             rows.blank.place,
@@ -214,6 +223,14 @@ def _in_labels(facts: DataFacts) -> Iterator[Finding]:
             places[groups[0][0]],
             f"these labels differ only in case, blanks or the way of writing, but are {sum(map(len, groups))} classes: {listed}",
             "write them alike",
+        )
+    single = [label for label, number in train.labels.items() if number == 1]
+    if single and len(single) < len(train.labels):
+        yield _note(
+            train.label_places[single[0]],
+            f"{_number(len(single), 'type' if facts.kind == 'ner' else 'label')} with one training {one} only, this one first: "
+            f"{say_some(single)}",
+            f"check how {'they are' if len(single) > 1 else 'it is'} written, or add rows",
         )
     if train.labels:
         most = train.labels.most_common(_MOST_LABELS)

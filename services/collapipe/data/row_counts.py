@@ -13,6 +13,8 @@ from collapipe.job import LABELLING_TASKS
 _LETTERS_LOOKED_AT = 12
 _LETTERS = r"[a-zA-Z0-9\u00c0-\u024f\u0370-\u07ff\u0900-\u0dff\u1e00-\u1eff]+"
 _WORDS = re.compile(rf"{_LETTERS}|\S")
+_DAMAGED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]|[\u00c2\u00c3][\u0080-\u00bf]")
+"""Control characters, the sign for a character that could not be read, and UTF-8 that was read as Latin-1."""
 _SCRIPTS = dict.fromkeys(
     ("Cjk", "Hiragana", "Katakana", "Katakana-hiragana", "Ideographic"), "Chinese or Japanese"
 )
@@ -73,6 +75,8 @@ class _Counter:
         if kind == "causal_lm" and not row.texts[0].strip():
             facts.blank.add(row.place)
             return -1
+        if any(map(_DAMAGED.search, row.texts)):
+            facts.damaged.add(row.place)
         text = _hash(*map(folded, row.texts))
         labels = _hash(*row.labels) if kind in LABELLING_TASKS else 0
         if text not in self.labels_of_texts:

@@ -96,7 +96,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_keys(record: Mapping[str, Any], keys: Iterable[str], place: str) -> None:
+def check_keys(record: Mapping[str, Any], keys: Iterable[str], place: str) -> None:
+    """Raises `InvalidInputError` if an object of `parse_json` has one of the keys more than once."""
     repeated = record.repeated.intersection(keys) if isinstance(record, _Repeating) else ()
     if repeated:
         raise InvalidInputError(f"{place}: has the key {min(repeated)!r} twice: keep one of them")
@@ -111,12 +112,12 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
     place = f"{file}:{line}"
     outer, record = record, _unnested(record, kind, data)
     if outer is not record:
-        _check_keys(outer, ["translation"], place)
+        check_keys(outer, ["translation"], place)
     if kind == "instruction" and data.messages_column in record:
-        _check_keys(record, [data.messages_column], place)
+        check_keys(record, [data.messages_column], place)
         return _chat(record[data.messages_column], data, file, line)
     first, *others = find_columns(record, kind, data, place)
-    _check_keys(record, [first, *others], place)
+    check_keys(record, [first, *others], place)
     if kind == "ner":
         [second] = others
         words = _texts(record, first, place)
@@ -184,7 +185,7 @@ def _chat(messages: Any, data: DataConfig, file: str, line: int) -> ChatRow:
             raise InvalidInputError(
                 f"{place}: message {number} in {what} is {message!r:.80}, which is no object with a role: {remedy}"
             )
-        _check_keys(message, ["role", "content"], place)
+        check_keys(message, ["role", "content"], place)
         content = message.get("content")
         if not isinstance(content, str):
             raise InvalidInputError(

@@ -1,6 +1,5 @@
 """The task of answering prompts and chats. Its metric is the share of answers that are right as a whole."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from collapipe.data.cluster_rows import NewRows
-from collapipe.data.rows import ChatRow, Row
+from collapipe.data.rows import ChatRow, Row, check_keys, parse_json
 from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding
 from collapipe.models import IGNORED
@@ -173,9 +172,9 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
 
 
 def _messages(text: str) -> list[dict[str, str]] | None:
-    """Returns the messages of a chat. `None` for any other text."""
+    """Returns the messages of a chat. `None` for any other text. Raises `InvalidInputError` if a message has a key twice."""
     try:
-        messages = json.loads(text)
+        messages = parse_json(text)
     except ValueError:
         return None
     is_chat = isinstance(messages, list) and all(
@@ -183,7 +182,11 @@ def _messages(text: str) -> list[dict[str, str]] | None:
         and all(isinstance(message.get(key), str) for key in ("role", "content"))
         for message in messages
     )
-    return messages if is_chat and messages else None
+    if not is_chat or not messages:
+        return None
+    for message in messages:
+        check_keys(message, ("role", "content"), "the text")
+    return messages
 
 
 def _next_tokens(example: AnswerExample) -> list[int]:

@@ -60,6 +60,18 @@ def test_lines_of_standard_input_are_texts_and_json_has_the_tokens(
     assert "1 of 3 rows" in result.stderr and "row 2\n" in result.stderr
 
 
+def test_rows_that_the_model_answers_with_nothing_are_named(fake: FakeServices) -> None:
+    fake.jobs = [JobStatus(job_id="job-1", name="demo")]
+    pieces = [
+        AnswerPiece(text_index=0, text=" ", tokens=[5], is_last=True),
+        AnswerPiece(text_index=1, text="a", tokens=[6], is_last=True),
+    ]
+    fake.outputs = [ModelOutput(piece=piece) for piece in pieces]
+    result = run("predict", "demo", *fake.options, typed="one\n\ntwo\n")
+    assert result.stdout == " \n\na\n"
+    assert "1 of 3 rows with nothing" in result.stderr and result.stderr.endswith("row 1\n")
+
+
 def test_row_of_a_file_that_cannot_be_answered_is_named_and_the_others_are_answered(
     fake: FakeServices, tmp_path: Path
 ) -> None:

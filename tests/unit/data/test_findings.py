@@ -46,7 +46,8 @@ def test_at_most_20_labels_are_listed_the_largest_first() -> None:
     pairs = [
         (f"{label} {number}", f"l{label:02}") for label in range(30) for number in range(label)
     ]
-    [note] = findings(pairs, [])
+    single, note = findings(pairs, [])
+    assert single.what.endswith(": l01")
     listed = note.what.rpartition(": ")[2].split(", ")
     assert listed == [*(f"l{label:02} {label}" for label in range(29, 9, -1)), "..."]
     assert " 29 labels" in note.what
@@ -76,6 +77,19 @@ def test_repeated_rows_are_a_note_and_contradicting_ones_a_warning() -> None:
     ) and "2 of 42" in repeated.what
     [other] = warnings([*TRAIN, ("text 3", "p")], HELD_OUT)
     assert other.place == "train:41"
+
+
+@pytest.mark.parametrize("text", ["\u0093quoted\u0094", "caf\ufffd", "caf\u00c3\u00a9", "a\x08"])
+def test_text_of_a_wrong_encoding_is_noted(text: str) -> None:
+    found, _ = findings([*TRAIN, (text, "p")], HELD_OUT)
+    assert (found.severity, found.place) == ("note", "train:41") and "1 of 41" in found.what
+
+
+@pytest.mark.parametrize(
+    "text", ["caf\u00e9", "\u00c3O PAULO", "\u00e0\u00a0!", "a\tb\nc", "\U0001f600"]
+)
+def test_ordinary_letters_are_no_sign_of_a_wrong_encoding(text: str) -> None:
+    assert len(findings([*TRAIN, (text, "p")], HELD_OUT)) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,10 +130,16 @@ def test_labels_that_differ_in_more_are_not_alike(labels: list[str]) -> None:
     assert folded("\u00c4 B") == folded("a\u0308  b")
 
 
+def test_label_with_one_row_is_noted() -> None:
+    found, _ = findings([*TRAIN, ("a", "q")], HELD_OUT)
+    assert (found.severity, found.place) == ("note", "train:41") and found.what.endswith(": q")
+
+
 def test_entities_are_counted_by_type() -> None:
     tags = ("B-x", "I-x", "B-y", "O", "B-x")
     row = TaggedRow("train", 1, ("a b c d e",), tags, tuple("abcde"))
-    [note] = find(count_rows("ner", [SourceFacts("train")], [row], []))
+    single, note = find(count_rows("ner", [SourceFacts("train")], [row], []))
+    assert single.what.endswith(": y")
     assert note.what.endswith(": x 2, y 1")
 
 
@@ -183,6 +203,7 @@ def test_warnings_come_first_and_at_most_ten_lines_are_shown() -> None:
     assert shortened(many[:10]) == many[:10]
     *first, rest = shortened(many)
     assert first == many[:9] and rest.what.startswith("16 ") and MOST_LINES == 10
+    assert shortened(many, "--json prints all")[-1].what.endswith(": --json prints all")
 
 
 # --- whole jobs

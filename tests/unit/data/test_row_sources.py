@@ -243,13 +243,13 @@ def test_columns_with_usual_names_are_found(
 @pytest.mark.parametrize(
     ("record", "data", "hint"),
     [
-        ({"text": "a", "lbel": "b", "id": "c"}, {}, r"data\.label_column=lbel \("),
-        ({"text": "a", "queue": "b"}, {}, r"data\.label_column=queue \("),
+        ({"text": "a", "lbel": "b", "id": "c"}, {}, r"data\.label_column=lbel,"),
+        ({"text": "a", "queue": "b"}, {}, r"data\.label_column=queue,"),
         ({"text": "a", "b": "b", "c": "c"}, {}, r"data\.label_column to "),
         (
             {"text": "a", "label": "b", "id": "c"},
             {"text_column": "txt"},
-            r"'txt' .*text_column=text \(",
+            "'txt' .*text_column=text,",
         ),
         ({"sentence": "a", "label": "b"}, {"text_column": "body"}, "'body' .*'sentence'"),
     ],
@@ -282,7 +282,7 @@ def test_column_of_a_setting_is_read_and_its_option_of_the_command_is_named(tmp_
     path = tmp_path / "rows.csv"
     path.write_text("words\nhello\n", encoding="utf-8")
     assert read_texts(path, "words") == (["hello"], [])
-    with pytest.raises(InvalidInputError, match="--column=words .*'words'"):
+    with pytest.raises(InvalidInputError, match="'words'.*--column=words,"):
         read_texts(path, "text")
     path.write_text("words,queue\nhello,a\n", encoding="utf-8")
     with pytest.raises(InvalidInputError, match="--column to "):
@@ -682,9 +682,19 @@ def test_column_of_few_values_is_never_offered_as_text(
     as_json = "".join(json.dumps(row) + "\n" for row in rows)
     content = csv_of(columns) if suffix == "csv" else as_json
     source = open_text(tmp_path, f"a.{suffix}", content)
-    hint = rf"text_column={names[0]} .*label_column={names[1]} "
+    hint = f"text_column={names[0]} and .*label_column={names[1]},"
     with pytest.raises(InvalidInputError, match=hint):
         source.read()
+
+
+def test_file_without_a_line_of_names_gets_an_option_that_a_shell_reads_and_the_other_remedy(
+    tmp_path: Path,
+) -> None:
+    content = "".join(f"{text},{name}\n" for text, name in zip(TEXTS, CLASSES, strict=True))
+    with pytest.raises(InvalidInputError) as refused:
+        open_text(tmp_path, "a.csv", content).read()
+    assert f"data.text_column='{TEXTS[0]}' and" in str(refused.value)
+    assert "first line" in str(refused.value)
 
 
 def test_line_that_is_no_csv_does_not_hide_the_columns_that_are_missing(tmp_path: Path) -> None:
@@ -695,7 +705,7 @@ def test_line_that_is_no_csv_does_not_hide_the_columns_that_are_missing(tmp_path
 
 def test_column_of_few_values_is_not_taken_as_text_for_its_usual_name(tmp_path: Path) -> None:
     content = csv_of({"title": CLASSES, "remark": TEXTS, "class": CLASSES})
-    with pytest.raises(InvalidInputError, match=r"text_column=remark "):
+    with pytest.raises(InvalidInputError, match="text_column=remark,"):
         open_text(tmp_path, "a.csv", content).read()
 
 

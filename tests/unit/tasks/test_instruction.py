@@ -168,6 +168,13 @@ def test_chat_that_is_written_as_the_template_would_equals_a_list_of_messages(
     assert task.question(json.dumps(CHATS[7][:-1])).input_ids.tolist() == expected
 
 
+def test_chat_to_answer_that_has_a_key_twice_is_refused(load: Load, tmp_path: Path) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    task = load([{"messages": chat} for chat in CHATS], model={"pretrained": directory})
+    with pytest.raises(InvalidInputError, match="the text.* 'content' twice"):
+        task.question('[{"role": "user", "content": "one", "content": "two"}]')
+
+
 def make_start_token(directory: Path, *around: str) -> None:
     """Makes a tokenizer put a token before each text, and maybe one behind it."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
