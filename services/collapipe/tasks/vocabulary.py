@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
 from collapipe.errors import InvalidInputError
@@ -139,19 +139,35 @@ class Vocabulary:
 
     def special_token_in(self, text: str) -> str:
         """Returns a special token that is written out in a text, because the tokenizer reads it as that token; "" if there is none."""
-        # One expression for all tokens would hold the interpreter for seconds in a long text.
-        starts = (start for start in self._special_tokens if start in text)
-        tokens = (token for start in starts for token in self._special_tokens[start])
-        return next((token for token in tokens if token in text), "")
+        for is_normalized, by_start in self._special_tokens.items():
+            searched = self._normalized(text) if is_normalized else text
+            # One expression for all tokens would hold the interpreter for seconds in a long text.
+            starts = (start for start in by_start if start in searched)
+            for written, token in (each for start in starts for each in by_start[start]):
+                if written in searched and (not token.single_word or self._has(text, token)):
+                    return str(token.content)
+        return ""
 
     @cached_property
-    def _special_tokens(self) -> dict[str, list[str]]:
-        """The special tokens by their first two characters, which few texts have."""
-        found: dict[str, list[str]] = {}
+    def _special_tokens(self) -> dict[bool, dict[str, list[tuple[str, AddedToken]]]]:
+        """The special tokens as they are looked for, by whether that is in normalised text, and by their first two characters, which few
+        texts have."""
+        found: dict[bool, dict[str, list[tuple[str, AddedToken]]]] = {}
         for token in self._tokenizer.get_added_tokens_decoder().values():
-            if token.special and token.content:
-                found.setdefault(token.content[:2], []).append(token.content)
+            written = self._normalized(token.content) if token.normalized else token.content
+            if token.special and written:
+                by_start = found.setdefault(token.normalized, {})
+                by_start.setdefault(written[:2], []).append((written, token))
         return found
+
+    def _normalized(self, text: str) -> str:
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def _has(self, text: str, token: AddedToken) -> bool:
+        """Returns whether the tokenizer finds an added token in a text."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tokenizer.token_to_id(token.content) in ids
 
     def is_unknown(self, encoding: Encoding) -> bool:
         """Returns whether at least half of the tokens of a text are unknown."""

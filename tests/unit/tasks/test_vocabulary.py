@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 from collapipe.errors import InvalidInputError
@@ -66,6 +66,24 @@ def test_made_vocabulary_knows_every_text_and_loses_nothing(family: str) -> None
     ids = tokenizer.encode(text).ids
     assert special["unk_token"] not in ids
     assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a <s> b", "a <S>b", "a<end>b", "a <end> b", "a <END> b", "a <Word>, b", "a<word>b"]
+)
+def test_special_token_is_found_in_a_text_where_the_tokenizer_reads_it(text: str) -> None:
+    tokenizer = Tokenizer.from_str(make_vocabulary(TEXTS, 320, "bert").decode())
+    tokenizer.normalizer = normalizers.Lowercase()
+    added = [
+        AddedToken("<S>", normalized=True, special=True),
+        AddedToken("<end>", normalized=False, special=True),
+        AddedToken("<word>", normalized=True, single_word=True, special=True),
+    ]
+    tokenizer.add_special_tokens(added)
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    [*read] = {tokenizer.token_to_id(token.content) for token in added}.intersection(ids)
+    found = Vocabulary(tokenizer.to_str().encode(), "bert", 32).special_token_in(text)
+    assert found.lower() == (tokenizer.id_to_token(read[0]) if read else "")
 
 
 def test_special_token_ids_follow_the_family() -> None:
