@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -174,7 +175,7 @@ class InstructionFollowing(LanguageTask[AnswerExample]):
 def _messages(text: str) -> list[dict[str, str]] | None:
     """Returns the messages of a chat. `None` for any other text. Raises `InvalidInputError` if a message has a key twice."""
     try:
-        messages = parse_json(text)
+        messages: Any = parse_json(text)
     except ValueError:
         return None
     is_chat = isinstance(messages, list) and all(
@@ -184,9 +185,10 @@ def _messages(text: str) -> list[dict[str, str]] | None:
     )
     if not is_chat or not messages:
         return None
-    for message in messages:
+    chat: list[dict[str, str]] = messages
+    for message in chat:
         check_keys(message, ("role", "content"), "the text")
-    return messages
+    return chat
 
 
 def _next_tokens(example: AnswerExample) -> list[int]:
