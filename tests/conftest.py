@@ -14,6 +14,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # As the services set it, before anything imports `peft`.
+
 ROOT = Path(__file__).parents[1]
 ALLOWED_REASONS = (
     # Debian has no suitable package of these.

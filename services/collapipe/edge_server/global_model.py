@@ -130,10 +130,9 @@ class GlobalModel:
 
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""
-        model, _ = adapter.build_on_meta()
         trained = (
             divide_state(state, adapter.frozen_names(index))[0].values()
-            for index, state in enumerate(split_state(adapter, model))
+            for index, state in enumerate(split_state(adapter, adapter.meta_model))
         )
         num_bytes = sum(tensor.nbytes for tensors in trained for tensor in tensors)
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -514,7 +513,7 @@ def _adapter_base(adapter: ModelAdapter, model: ModelConfig) -> str | None:
     """
     if model.lora is None or model.pretrained is None or model.config or model.base_quantisation:
         return None
-    if changes_embeddings(adapter.build_on_meta()[0]):
+    if changes_embeddings(adapter.meta_model):
         return None
     return hub_name(model.pretrained) or str(pretrained_directory(model.pretrained).resolve())
 

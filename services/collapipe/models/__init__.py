@@ -4,6 +4,12 @@ A new family needs a module here and a line in `families`. Importing this packag
 `adapter_class` and `adapter_for` import that of one family.
 """
 
+import os
+
+# `peft` imports `bitsandbytes` where it is installed, and that would compile its functions with torch: 3 s and 50 MB more in each
+# process, and another code where a C++ compiler is installed. torch reads this whenever it is asked to compile.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
 from collapipe.models.adapter import ModelAdapter as ModelAdapter
 from collapipe.models.configuration import create_config_json as create_config_json
 from collapipe.models.families import adapter_class as adapter_class

@@ -100,7 +100,7 @@ class ModelAdapter(ABC):
         # Every host must compute attention alike, so `transformers` must not choose by what is installed.
         self.config._attn_implementation = "sdpa"
         try:
-            layers: Any = self.build_on_meta()[0].get_submodule(self.blocks_path)
+            layers: Any = self.meta_model.get_submodule(self.blocks_path)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidInputError(
                 f"a {self.family} model cannot be built from its configuration: {error}; check model.config"
@@ -198,6 +198,11 @@ class ModelAdapter(ABC):
             model = self.build_model()
             return model, self.add_lora(model)
 
+    @cached_property
+    def meta_model(self) -> "PreTrainedModel":
+        """The whole model of `build_on_meta`, built once, because that takes long. It may only be read, or copied."""
+        return self.build_on_meta()[0]
+
     def build_blank_model(self) -> "tuple[PreTrainedModel, LoraModel | None]":
         """Builds what `build_on_meta` builds, in memory. The weights are zero."""
         model, lora = self.build_on_meta()
@@ -224,20 +229,21 @@ class ModelAdapter(ABC):
         """Frees what the last pass of blocks has left, which may be the keys and values of a long text."""
         self._last_shared = None
 
-    def build_unit(self, unit_index: int, *, quantise: bool = True) -> Unit | Head:
+    def build_unit(self, unit_index: int) -> Unit | Head:
         """Builds one unit in training mode; its weights are zero.
 
         Allocates memory for this unit only. Draws no random numbers, because another unit may be training in
         the same process.
-
-        Args:
-            quantise: Whether the block is quantised if the job says so.
         """
         unit, model = self.build_unit_on_meta(unit_index)
-        if self.quantises_base and quantise and 0 < unit_index <= self.num_blocks:
+        if self.quantises_base and 0 < unit_index <= self.num_blocks:
             quantise_layers(unit, self.base_dtype)
-        self._allocate(model, model if isinstance(unit, Head) else unit)
+        self.allocate_unit(unit, model)
         return unit
+
+    def allocate_unit(self, unit: Unit | Head, model: "PreTrainedModel") -> None:
+        """Allocates a unit, given what `build_unit_on_meta` returned. The weights are zero."""
+        self._allocate(model, model if isinstance(unit, Head) else unit)
 
     def state_names(self, unit_index: int) -> list[str]:
         """Returns the names of the tensors of a unit's state."""
@@ -348,7 +354,7 @@ class ModelAdapter(ABC):
         """Says what a person should know about how the weights of a pretrained directory are used."""
         theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
         is_trained = not self.freezes_embeddings and (
-            self.lora is None or changes_embeddings(self.build_on_meta()[0])
+            self.lora is None or changes_embeddings(self.meta_model)
         )
         if not is_trained or not getattr(theirs, self.tie_keys[0]):
             return []
@@ -404,18 +410,18 @@ class ModelAdapter(ABC):
         """Makes the head from a model without blocks, which has only `head_parts` of its embedding."""
 
     def build_unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
-        """Returns a unit on the meta device, and what is left of the model that it was cut from."""
+        """Returns a unit on the meta device, and the model around it: that without blocks for a head, else any."""
         if not 0 <= unit_index < self.num_units:
             raise InvalidInputError(
                 f"unit {unit_index} does not exist: the {self.family} model has units 0 to "
                 f"{self.num_units - 1}"
             )
-        model, _ = self.build_on_meta()
+        model = self.meta_model
         unit: Unit | Head
         if 0 < unit_index <= self.num_blocks:
             layer_index, half = divmod(unit_index - 1, self.period)
             path = f"{self.blocks_path}.{layer_index}"
-            layer, run = model.get_submodule(path), self._run_block
+            layer, run = copy.deepcopy(model.get_submodule(path)), self._run_block
             if self.period == 2:
                 run = self._run_feed_forward if half else self._run_attention
                 for name, _ in list(layer.named_children()):
@@ -424,7 +430,9 @@ class ModelAdapter(ABC):
             unit = _PathUnit(path, layer, run)
             unit.has_attention = not half
         else:
-            model.set_submodule(self.blocks_path, nn.ModuleList())
+            # A copy without blocks: what is in the memo is not copied, but replaced.
+            memo = {id(model.get_submodule(self.blocks_path)): nn.ModuleList()}
+            model = copy.deepcopy(model, memo)
             embedding = model.get_submodule(self.embedding_path)
             embedding_of_head = _EmbeddingOfHead()
             for name in self.head_parts:

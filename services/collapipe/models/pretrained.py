@@ -157,7 +157,7 @@ def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> di
     Raises:
         NotFoundError: The directory lacks a tensor, or cannot be read.
     """
-    model: Any = adapter.build_on_meta()[0]
+    model: Any = adapter.meta_model
     paths = {id(module): name for name, module in model.named_modules()}
     output = f"{paths.get(id(model.get_output_embeddings()))}.weight"
     tied = f"{paths[id(model.get_input_embeddings())]}.weight"

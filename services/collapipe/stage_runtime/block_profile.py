@@ -137,10 +137,11 @@ def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int
     # Whether a row has padding must be known here, because a fake mask has no values.
     shape = (*side["attention_mask"].shape, hidden_size)
     adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
+    # Fake tensors can be neither copied nor quantised, and a quantised layer keeps as much as another.
+    unit, model = adapter.build_unit_on_meta(unit_index)
     # The load of another model may hold the first lock for minutes, and heads must not wait for it.
     with MAKING_MODELS, FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
-        # Fake tensors cannot be quantised, and a quantised layer keeps as much.
-        unit = adapter.build_unit(unit_index, quantise=False).train()
+        adapter.allocate_unit(unit.train(), model)
         activation = None
         if unit_index:
             activation = torch.empty(shape, dtype=adapter.base_dtype, requires_grad=True)

@@ -180,7 +180,7 @@ def count_units(
     path = adapter.blocks_path
     built: dict[Hashable, tuple[int, Unit | Head, int]] = {}
     costs = [_cost(adapter, adapter.build_unit_on_meta(0)[0], _stash(adapter, 0, task), length)]
-    for index, layer in enumerate(adapter.build_on_meta()[0].get_submodule(path).children()):
+    for index, layer in enumerate(adapter.meta_model.get_submodule(path).children()):
         tensors = tuple((n, p.shape, p.requires_grad) for n, p in layer.named_parameters())
         for half in range(adapter.period):
             if (half, tensors) not in built:
