@@ -104,7 +104,7 @@ def predict(
             )
             if empty:
                 complain(
-                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {say_some(list(map(str, empty)))}"
+                    f"{len(empty)} of {len(given)} rows are empty, and have empty answers: row {_numbers(empty)}"
                 )
             refused: list[int] = []
             wordless: list[int] = []
@@ -115,7 +115,7 @@ def predict(
                 _print_answers(pieces)
         if unsaid := sorted({*wordless} - {*empty} - {*refused}):
             complain(
-                f"the model answered {len(unsaid)} of {len(given)} rows with nothing, or with blanks: row {say_some(list(map(str, unsaid)))}"
+                f"the model answered {len(unsaid)} of {len(given)} rows with nothing, or with blanks: row {_numbers(unsaid)}"
             )
         if refused:
             complain(f"{len(refused)} of {len(given)} rows have no answer, as named above")
@@ -172,11 +172,17 @@ def _teller(as_json: bool) -> Callable[[str], None]:
     return tell
 
 
+def _numbers(rows: list[int]) -> str:
+    return say_some([str(row) for row in rows])
+
+
 def _judged(
     pieces: Iterator[AnswerPiece], refused: list[int], wordless: list[int]
 ) -> Iterator[AnswerPiece]:
-    """Yields all pieces. Names each row that cannot be answered, and adds the numbers of such rows, and of those with an
-    empty answer."""
+    """Yields all pieces. Names each row that cannot be answered, and adds its number to `refused`.
+
+    The numbers of all rows whose answer has no words are added to `wordless`.
+    """
     has_words: set[int] = set()
     for piece in pieces:
         row = piece.text_index + 1

@@ -179,7 +179,7 @@ def _in_rows(rows: RowFacts, which: str) -> Iterator[Finding]:
             rows.damaged.place,
             f"{rows.damaged.number} of {rows.num_rows} {which} rows, this one first, have control characters, U+FFFD or letters such "
             "as Ã©, as if they had once been read in a wrong encoding",
-            "convert them anew if that is not meant",
+            "read the original file in its own encoding, or remove these characters",
         )
     if rows.blank.number:
         yield _note(

@@ -13,8 +13,10 @@ from collapipe.job import LABELLING_TASKS
 _LETTERS_LOOKED_AT = 12
 _LETTERS = r"[a-zA-Z0-9\u00c0-\u024f\u0370-\u07ff\u0900-\u0dff\u1e00-\u1eff]+"
 _WORDS = re.compile(rf"{_LETTERS}|\S")
-_DAMAGED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffd]|[\u00c2\u00c3][\u0080-\u00bf]")
-"""Control characters, the sign for a character that could not be read, and UTF-8 that was read as Latin-1."""
+_DAMAGED = re.compile(
+    r"[\x00-\x08\x0e-\x1a\x7f-\x9f\ufffd]|[\u00c2\u00c3][\u00a1-\u00bf]|\u00e2\u20ac"
+)
+"""Control characters, the sign for a character that could not be read, and UTF-8 that was read as Latin-1 or cp1252."""
 _SCRIPTS = dict.fromkeys(
     ("Cjk", "Hiragana", "Katakana", "Katakana-hiragana", "Ideographic"), "Chinese or Japanese"
 )

@@ -82,7 +82,7 @@ class _Repeating(dict[str, Any]):
 
 
 def parse_json(text: str) -> Any:
-    """Returns the value of a JSON text. `make_row` refuses an object that has a column twice, of which `json` takes the last value."""
+    """Returns the value of a JSON text. `check_keys` refuses an object that has a key twice, of which `json` takes the last value."""
     return json.loads(text, object_pairs_hook=_object)
 
 

@@ -6,8 +6,8 @@ A new family needs a module here and a line in `families`. Importing this packag
 
 import os
 
-# `peft` imports `bitsandbytes` where it is installed, and that would compile its functions with torch: 3 s and 50 MB more in each
-# process, and another code where a C++ compiler is installed. torch reads this whenever it is asked to compile.
+# `peft` imports `bitsandbytes` where it is installed, which prepares functions for torch's compiler: 3 s and 50 MB more in each
+# process. Hosts with a C++ compiler would then run compiled code, and others not. torch reads this whenever it is asked to compile.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 from collapipe.models.adapter import ModelAdapter as ModelAdapter
@@ -21,7 +21,6 @@ from collapipe.models.generation import TokenChooser as TokenChooser
 from collapipe.models.key_values import KeyValues as KeyValues
 from collapipe.models.lora import changes_embeddings as changes_embeddings
 from collapipe.models.lora import frozen_names as frozen_names
-from collapipe.models.pretrained import MAKING_MODELS as MAKING_MODELS
 from collapipe.models.pretrained import initial_model as initial_model
 from collapipe.models.pretrained import read_frozen as read_frozen
 from collapipe.models.quantised_layers import is_quantised as is_quantised

@@ -1,8 +1,8 @@
 """Cuts a model of `transformers` into units.
 
-A unit holds one module of the model, under the same path as in the model. To build a unit, the adapter constructs
-the whole model on the meta device, where tensors take no memory, keeps only the unit and allocates its
-memory. So a unit's parameters have the names that they have in the whole model. The head is the whole model
+A unit holds one module of the model, under the same path as in the model. An adapter constructs the whole model once, on
+the meta device, where tensors take no memory. To build a unit, it copies what the unit needs and allocates the memory of the
+copy. So a unit's parameters have the names that they have in the whole model. The head is the whole model
 without the embedding and the blocks, and runs the model's own `forward`. LoRA is added before the cut.
 
 With half blocks, a layer of the model becomes two units: its attention and its feed-forward network, each with
@@ -194,7 +194,7 @@ class ModelAdapter(ABC):
 
     def build_on_meta(self) -> "tuple[PreTrainedModel, LoraModel | None]":
         """Builds the whole model in training mode, without memory. Returns also its LoRA if the job has it."""
-        with torch.device("meta"):
+        with MAKING_MODELS, torch.device("meta"):  # LoRA has torch's default type.
             model = self.build_model()
             return model, self.add_lora(model)
 
@@ -254,7 +254,7 @@ class ModelAdapter(ABC):
         return self._names(unit_index)[1]
 
     def _names(self, unit_index: int) -> tuple[list[str], dict[str, str]]:
-        """Returns what `state_names` and `frozen_names` return. With LoRA, a unit takes long to build."""
+        """Returns what `state_names` and `frozen_names` return."""
         if unit_index not in self._names_by_unit:
             unit = self.build_unit_on_meta(unit_index)[0]
             self._names_by_unit[unit_index] = list(unit.state_dict()), frozen_names(unit)
@@ -410,7 +410,10 @@ class ModelAdapter(ABC):
         """Makes the head from a model without blocks, which has only `head_parts` of its embedding."""
 
     def build_unit_on_meta(self, unit_index: int) -> tuple[Unit | Head, "PreTrainedModel"]:
-        """Returns a unit on the meta device, and the model around it: that without blocks for a head, else any."""
+        """Returns a unit on the meta device, and a model with its constants and its ways to initialise them.
+
+        For the embedding and the head, the model is a copy without blocks. For a block it is `meta_model`, which nobody may change.
+        """
         if not 0 <= unit_index < self.num_units:
             raise InvalidInputError(
                 f"unit {unit_index} does not exist: the {self.family} model has units 0 to "

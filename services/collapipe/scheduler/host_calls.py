@@ -138,16 +138,12 @@ class HostCalls:
     def run_detached(self, work: Callable[[], T]) -> T:
         """Runs work that cannot be interrupted. If the job is cancelled, its thread is left running."""
         done = start_detached(work)
-        self.wait_for(done)
-        return done.result()
-
-    def wait_for(self, future: Future[Any]) -> None:
-        """Waits until work has ended, with whatever result; raises `CancelledError` if the job is cancelled before."""
-        while not future.done():
-            wait([future], timeout=_POLL_SECONDS)
+        while not done.done():
+            wait([done], timeout=_POLL_SECONDS)
             self._call_meanwhile()
             if self._cancelled.is_set():
                 raise CancelledError(self._cancel_reason)
+        return done.result()
 
     def _call_meanwhile(self) -> None:
         if time.monotonic() >= self._next_meanwhile:

@@ -8,7 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 
 from collapipe.errors import (
@@ -39,13 +38,13 @@ from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.scheduler.kept_results import KeptResults
-from collapipe.scheduler.knowledge import Knowledge
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.retries import Retries
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web.job_values import WatchedJob
+from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import scheduler_pb2
 
@@ -101,6 +100,8 @@ class JobRunner:
         """Processes of devices that others could not reach, by host id."""
         self._num_infeasible = 0
         """Attempts in a row without a plan."""
+        self._had_no_plan = False
+        """Whether the last attempt ended because no plan was possible."""
         self._failure = ""
         """Why the last attempt failed, until a round is committed."""
         self._copied_candidate: int | None = None
@@ -258,11 +259,15 @@ class JobRunner:
         self._close_planner()
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
         stored = self._progress.jobs.planner_state(self.job_id)
+        unreachable = self._unreachable_among(hosts.devices)
         if stored is not None:
-            for host_id in self._unreachable_among(hosts.devices):
+            for host_id in unreachable:
                 stored.knowledge.forget_links(host_id)
-            # If this attempt commits no round, the next one must not rely on these links either.
-            self._progress.jobs.save_planner_state(self.job_id, stored)
+            if self._had_no_plan:
+                stored.knowledge.forget_dead_links()
+            if unreachable or self._had_no_plan:
+                # If this attempt commits nothing, the next one must not rely on these links either.
+                self._progress.jobs.save_planner_state(self.job_id, stored)
         planner = self._planner = self._calls.run_detached(
             lambda: Planner.for_job(
                 self._job,
@@ -272,7 +277,6 @@ class JobRunner:
                 self._channels,
                 self._telemetry,
                 stored,
-                self._wait_for_profiles,
             )
         )
         # While devices are missing, they may soon be back.
@@ -290,17 +294,16 @@ class JobRunner:
         )
         try:
             while not rounds.is_trained:
-                self._begin_round(rounds, planner)
                 began = self._telemetry.now()
-                rounds.run(self._job.training.local_steps)
+                self._run_round(rounds, planner, self._job.training.local_steps)
                 self._look_at_emulation(planner.hosts, began)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 self._retries.committed(rounds.num_rounds)
                 self._failure, self._num_infeasible, self._newcomers = "", 0, set()
-            self._begin_round(rounds, planner)
-            rounds.run(local_steps=0)  # Evaluates the final model.
+            self._run_round(rounds, planner, 0)  # Evaluates the final model.
             self._tell_recovery("the final model is evaluated")
         finally:
+            self._had_no_plan = not rounds.has_plan
             self._copied_candidate = rounds.copied_candidate
             self._kept = rounds.kept_results
 
@@ -423,6 +426,36 @@ class JobRunner:
         for index, cluster in enumerate(hosts.clusters):
             self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
 
+    def _run_round(self, rounds: RoundRunner, planner: Planner, local_steps: int) -> None:
+        """Runs a round, or an evaluation if there are no local steps. Waits for devices without which no plan is possible, if they
+        are being measured.
+
+        Raises:
+            CollapipeError: The round failed.
+            OSError: A document could not be stored.
+        """
+        self._begin_round(rounds, planner)
+        while awaited := planner.being_measured:
+            before = planner.hosts
+            try:
+                rounds.run(local_steps, decides_anew=False)
+                return
+            except (InfeasibleError, AttemptFailedError):
+                if rounds.has_plan:
+                    raise
+            names = ", ".join(sorted(awaited))
+            self._say(scheduler_pb2.JOB_STATE_RUNNING, f"waits until {names} are measured")
+            while planner.is_measuring and awaited <= {h.host_id for h in self._registry.heard()}:
+                self._calls.sleep()
+            self._begin_round(rounds, planner)
+            if planner.hosts == before:
+                break
+        try:
+            rounds.run(local_steps)
+        finally:
+            if not rounds.has_plan:
+                metrics.PLANS_INFEASIBLE.inc()
+
     def _begin_round(self, rounds: RoundRunner, planner: Planner) -> None:
         """Adds devices that are new or have returned, and removes lost ones that hold no state of the last commit.
 
@@ -443,8 +476,9 @@ class JobRunner:
         hosts, missing = self._choose(fewer=True)
         if hosts is not None:
             new = [d for d in hosts.devices if d.host_id not in before.by_id]
-            for host_id in self._unreachable_among(new):
-                planner.forget_links(host_id)
+            if unreachable := self._unreachable_among(new):
+                for host_id in unreachable:
+                    planner.forget_links(host_id)
                 self._progress.jobs.save_planner_state(self.job_id, planner.state())
             planner.take_hosts(hosts)
             self._lacking = self._missing_of(planner.hosts, missing)
@@ -468,11 +502,6 @@ class JobRunner:
         """Returns the ids of devices that others could not reach, once for each time. Some link of theirs may still be cut, unless
         they were restarted."""
         return [d.host_id for d in devices if self._blamed.pop(d.host_id, "") == d.incarnation]
-
-    def _wait_for_profiles(self, profiling: Future[Knowledge]) -> None:
-        """Waits for devices without which no plan is possible; raises `CancelledError` if the job is cancelled."""
-        self._say(scheduler_pb2.JOB_STATE_RUNNING, "profiling devices")
-        self._calls.wait_for(profiling)
 
     def _look_around(
         self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None

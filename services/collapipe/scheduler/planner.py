@@ -51,7 +51,6 @@ class Planner:
         current_plans: The plans of the last committed round; empty before the first one.
         explorer: Only for the strategy `dssra`.
         profile: Measures hosts that are not in the knowledge yet. If it is `None`, no unknown device can join.
-        wait: Waits until such measurements have ended. It may raise the error of a job that was cancelled meanwhile.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Planner:
         current_plans: RoundPlan = (),
         explorer: Explorer | None = None,
         profile: Callable[[JobHosts, Knowledge | None], Knowledge] | None = None,
-        wait: Callable[[Future[Knowledge]], object] = Future.exception,
     ) -> None:
         self._job = job
         self._sizes = sizes
@@ -74,10 +72,11 @@ class Planner:
         self._current_plans = current_plans
         self._explorer = explorer
         self._profile = profile
-        self._wait = wait
         self._profiling: Future[Knowledge] | None = None
-        self._offered = hosts
-        """All hosts that may take part, also those that are not measured yet."""
+        self._profiled: JobHosts | None = None
+        """The hosts of that call."""
+        self._known_links: set[str] = set()
+        """The links that were known when it began, so that it did not probe them."""
         self._addresses = {host_id: host.address for host_id, host in hosts.by_id.items()}
         self._created = telemetry.now()
         self._round_start: float | None = None
@@ -93,12 +92,8 @@ class Planner:
         channels: ChannelPool,
         telemetry: Telemetry,
         state: PlannerState | None,
-        wait: Callable[[Future[Knowledge]], object] = Future.exception,
     ) -> "Planner":
-        """Creates the planner of a job from its stored state; profiles the hosts if no state fits them.
-
-        Links whose last probe failed are probed again.
-        """
+        """Creates the planner of a job from its stored state; profiles the hosts if no state fits them."""
         is_adaptive = job.schedule.strategy == "dssra"
         explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
 
@@ -110,14 +105,13 @@ class Planner:
             threading.Thread(target=_load_search, daemon=True).start()
         if state is not None and state.strategy == job.schedule.strategy:
             knowledge = state.knowledge
-            knowledge.forget_dead_links()
             known = without_unknown(job, hosts, knowledge, ())
             if known is None:
                 known, knowledge = hosts, profile(hosts, knowledge)
             if explorer is not None:
                 explorer.take_hosts(known)
             plans = _among(known, state.current_plans)
-            planner = cls(job, sizes, known, knowledge, telemetry, plans, explorer, profile, wait)
+            planner = cls(job, sizes, known, knowledge, telemetry, plans, explorer, profile)
             planner.take_hosts(hosts)
             return planner
         knowledge = profile(hosts, None)
@@ -131,7 +125,7 @@ class Planner:
                 sizes.hidden_size, job.task.max_length, job.model.activation_value_bytes
             )
         )
-        planner = cls(job, sizes, hosts, knowledge, telemetry, (), explorer, profile, wait)
+        planner = cls(job, sizes, hosts, knowledge, telemetry, explorer=explorer, profile=profile)
         if job.schedule.channel_bandwidth_hz:
             planner._detect_radio_links()
         return planner
@@ -149,6 +143,18 @@ class Planner:
         """The hosts that plans may use."""
         return self._hosts
 
+    @property
+    def being_measured(self) -> set[str]:
+        """Ids of devices that take no part before their profiles and links are known. `take_hosts` adds them when they are."""
+        if self._profiling is None or self._profiled is None:
+            return set()
+        return self._profiled.by_id.keys() - self._hosts.by_id.keys()
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether devices are profiled now, or their links probed."""
+        return self._profiling is not None and not self._profiling.done()
+
     def forget_links(self, host_id: str) -> None:
         """Forgets the links of a device that takes no part at present, so that they are probed before it does."""
         self._knowledge.forget_links(host_id)
@@ -159,7 +165,6 @@ class Planner:
         These are profiled during the training, and join at a later call. The old hosts stay if a cluster would have no
         device.
         """
-        self._offered = hosts
         if self._profiling is not None and self._profiling.done():
             profiling, self._profiling = self._profiling, None
             try:
@@ -168,12 +173,15 @@ class Planner:
                     n: link for n, link in self._knowledge.links.items() if link.capacity_bps
                 }
                 self._knowledge.hosts = found.hosts | self._knowledge.hosts
-                self._knowledge.links = found.links | measured
+                probed = {n: v for n, v in found.links.items() if n not in self._known_links}
+                self._knowledge.links |= probed | measured
             except Exception as error:  # The job goes on without them.
                 logger.warning("new devices cannot take part yet: %s", error)
         known = without_unknown(self._job, hosts, self._knowledge, self._hosts.by_id)
         if known != hosts and self._profiling is None and self._profile is not None:
             profile, knowledge = self._profile, self._knowledge.model_copy(deep=True)
+            self._profiled = hosts
+            self._known_links = {n for n, link in knowledge.links.items() if link.capacity_bps}
             self._profiling = start_detached(lambda: profile(hosts, knowledge))
         if known is None or known == self._hosts:
             return
@@ -190,7 +198,7 @@ class Planner:
         *,
         evaluation_only: bool = False,
     ) -> tuple[list[plan_pb2.Plan], RoundDecision]:
-        """Decides one round. If no plan satisfies the limits, it waits for the hosts that are being measured, and decides with them.
+        """Decides one round.
 
         Args:
             earlier: The plans of an earlier attempt at this round; empty if there was none. A retry keeps what
@@ -205,30 +213,6 @@ class Planner:
         self._update_from_explorer()
         if self._knowledge.reference_seconds is None:
             self._knowledge.reference_seconds = self._reference_seconds(round_index)
-        keeps_plans = ""
-        if evaluation_only:
-            keeps_plans = "evaluation"
-        elif self._telemetry_is_stale(estimates) and not earlier:
-            keeps_plans = "telemetry_missing"
-        try:
-            decision = self._answer(round_index, earlier, estimates, keeps_plans)
-        except (InfeasibleError, AttemptFailedError):
-            if not self._takes_measured():
-                raise
-            decision = self._answer(round_index, earlier, estimates, keeps_plans)
-        decision = replace(decision, guessed=self._guessed(decision.plans))
-        if not evaluation_only:
-            self._export_metrics(decision)
-        return to_messages(self._addresses, decision.question.problem, decision.plans), decision
-
-    def _answer(
-        self,
-        round_index: int,
-        earlier: Sequence[plan_pb2.Plan],
-        estimates: Estimates | None,
-        keeps_plans: str,
-    ) -> RoundDecision:
-        """Decides with the hosts of this moment. `keeps_plans` says why the current plans are kept if they can be."""
         problem = build_problem(
             self._job,
             self._sizes,
@@ -240,17 +224,16 @@ class Planner:
         )
         schedule = self._job.schedule
         question = Question(schedule.strategy, schedule.segments, schedule.hysteresis, problem)
-        kept = keep_current(question, keeps_plans, estimates) if keeps_plans else None
-        return kept or self._solve(question, estimates)
-
-    def _takes_measured(self) -> bool:
-        """Waits for the hosts that are being measured. Returns whether there are other hosts than before."""
-        if self._profiling is None:
-            return False
-        before = self._hosts
-        self._wait(self._profiling)
-        self.take_hosts(self._offered)
-        return self._hosts != before
+        decision = None
+        if evaluation_only:
+            decision = keep_current(question, "evaluation", estimates)
+        elif self._telemetry_is_stale(estimates) and not earlier:
+            decision = keep_current(question, "telemetry_missing", estimates)
+        decision = decision or self._solve(question, estimates)
+        decision = replace(decision, guessed=self._guessed(decision.plans))
+        if not evaluation_only:
+            self._export_metrics(decision)
+        return to_messages(self._addresses, problem, decision.plans), decision
 
     def _guessed(self, plans: RoundPlan) -> tuple[str, ...]:
         """Returns the hosts with blocks that no profile, no round and no setting gives a speed."""
@@ -348,7 +331,6 @@ class Planner:
         try:
             return decide(question, estimates)
         except InfeasibleError as error:
-            metrics.PLANS_INFEASIBLE.inc()
             links = self._knowledge.links
             dead = [name for name, link in sorted(links.items()) if not link.capacity_bps]
             if not dead:

@@ -17,24 +17,25 @@ class RoundPlanning:
 
     Args:
         planner: Has the hosts that take part.
-        decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
     """
 
-    def __init__(
-        self, progress: JobProgress, prepared: PreparedJob, planner: Planner, *, decides_anew: bool
-    ) -> None:
+    def __init__(self, progress: JobProgress, prepared: PreparedJob, planner: Planner) -> None:
         self._progress = progress
         self._job = progress.job
         self._num_rows = prepared.num_rows
         self._planner = planner
-        self._decides_anew = decides_anew
 
     def is_repeated(self, round_index: int) -> bool:
         """Returns whether an earlier attempt has committed a round."""
         return round_index < self._progress.document.num_rounds_reached
 
     def decide(
-        self, commit: plan_pb2.Commit, kept: Mapping[int, KeptResult], *, evaluation_only: bool
+        self,
+        commit: plan_pb2.Commit,
+        kept: Mapping[int, KeptResult],
+        *,
+        evaluation_only: bool,
+        decides_anew: bool,
     ) -> tuple[RoundDocument, RoundDecision]:
         """Decides and records the round after a commit.
 
@@ -44,6 +45,7 @@ class RoundPlanning:
 
         Args:
             kept: The results that clusters have of this round already, by cluster index. They keep their plans.
+            decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
 
         Raises:
             InfeasibleError: No plan fits the hosts.
@@ -60,7 +62,7 @@ class RoundPlanning:
                 round_index, earlier.plans if earlier else (), evaluation_only=evaluation_only
             )
         except InfeasibleError as error:
-            if earlier is None or not self._decides_anew:
+            if earlier is None or not decides_anew:
                 raise
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_PLAN_CHANGED,

@@ -89,7 +89,7 @@ class RoundRunner:
         self._failing = failing or FailingClusters()
         self._going_on = GoingOn(progress, planner, self._failing)
         self._decides_anew = decides_anew
-        self._planning = RoundPlanning(progress, prepared, planner, decides_anew=decides_anew)
+        self._planning = RoundPlanning(progress, prepared, planner)
         self._unusual = UnusualChanges(progress)
         self._candidate_plans: list[plan_pb2.Plan | None] = []
         last = self._with_copied_candidate(prepared.commit, copied_candidate)
@@ -105,6 +105,8 @@ class RoundRunner:
         self._requests = RoundRequests(
             progress, prepared, planner, channels.security, last.restore_point
         )
+        self.has_plan = True
+        """Whether the last round that was begun got a plan."""
         self._is_trained = False
         """Whether only the evaluation of the last commit is missing."""
         self._commit = self._beginning(last)
@@ -236,9 +238,12 @@ class RoundRunner:
                 self._kept = None if self._job.may_leave_out_clusters else self._kept
             raise
 
-    def run(self, local_steps: int) -> None:
+    def run(self, local_steps: int, *, decides_anew: bool = True) -> None:
         """Plans, runs and commits one round. Without local steps, it only evaluates: it commits no round, but may move
         the restore point.
+
+        Args:
+            decides_anew: `False` if a repeated round must stay as it was, although this object might decide it anew.
 
         Raises:
             CollapipeError: The round failed. Either nothing was committed, or the whole round was.
@@ -250,17 +255,22 @@ class RoundRunner:
                 self._catch_up()
             except InfeasibleError:
                 # The next attempt may change the rounds, but then all clusters repeat them.
-                if self._decides_anew:
+                if self._decides_anew and decides_anew:
                     self._kept = None
                 raise
         round_index = self._commit.num_rounds
         attempt = self._progress.attempt(round_index)
         SPANS.begin_round(attempt.job_id, round_index, attempt.attempt)
+        self.has_plan = False
         with SPANS.span(_TRACK, "plan"):
             earlier = self._kept.results if self._kept else {}
             document, decision = self._planning.decide(
-                self._commit, earlier, evaluation_only=not local_steps
+                self._commit,
+                earlier,
+                evaluation_only=not local_steps,
+                decides_anew=self._decides_anew and decides_anew,
             )
+        self.has_plan = True
         plans = document.plans
         is_decided = self._planning.is_repeated(round_index) or document.is_revealed
         recorded = document.late_clusters if is_decided else None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from collapipe.errors import InvalidInputError
-from collapipe.models import MAKING_MODELS, Head, ModelAdapter, Side
+from collapipe.models import Head, ModelAdapter, Side
 from collapipe.stage_runtime.activation_stash import count_kept_bytes
 from collapipe.stage_runtime.compute_device import ComputeDevice
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
@@ -139,8 +139,7 @@ def count_stash_bytes(adapter: ModelAdapter, unit_index: int, side: Side) -> int
     adapter.shared_inputs(torch.zeros((), dtype=adapter.base_dtype).expand(shape), side)
     # Fake tensors can be neither copied nor quantised, and a quantised layer keeps as much as another.
     unit, model = adapter.build_unit_on_meta(unit_index)
-    # The load of another model may hold the first lock for minutes, and heads must not wait for it.
-    with MAKING_MODELS, FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
+    with FakeTensorMode(allow_non_fake_inputs=True), COMPUTE_LOCK:
         adapter.allocate_unit(unit.train(), model)
         activation = None
         if unit_index:

@@ -150,8 +150,8 @@ class Vocabulary:
 
     @cached_property
     def _special_tokens(self) -> dict[bool, dict[str, list[tuple[str, AddedToken]]]]:
-        """The special tokens as they are looked for, by whether that is in normalised text, and by their first two characters, which few
-        texts have."""
+        """The special tokens, each with the text that stands for it: those for normalised texts, and those for texts as they are. Both
+        are sorted by the first two characters, which few texts have."""
         found: dict[bool, dict[str, list[tuple[str, AddedToken]]]] = {}
         for token in self._tokenizer.get_added_tokens_decoder().values():
             written = self._normalized(token.content) if token.normalized else token.content

@@ -79,14 +79,16 @@ def test_repeated_rows_are_a_note_and_contradicting_ones_a_warning() -> None:
     assert other.place == "train:41"
 
 
-@pytest.mark.parametrize("text", ["\u0093quoted\u0094", "caf\ufffd", "caf\u00c3\u00a9", "a\x08"])
+@pytest.mark.parametrize(
+    "text", ["\u0093quoted\u0094", "caf\ufffd", "caf\u00c3\u00a9", "a\x08", "it\u00e2\u20ac\u2122s"]
+)
 def test_text_of_a_wrong_encoding_is_noted(text: str) -> None:
     found, _ = findings([*TRAIN, (text, "p")], HELD_OUT)
     assert (found.severity, found.place) == ("note", "train:41") and "1 of 41" in found.what
 
 
 @pytest.mark.parametrize(
-    "text", ["caf\u00e9", "\u00c3O PAULO", "\u00e0\u00a0!", "a\tb\nc", "\U0001f600"]
+    "text", ["caf\u00e9", "AMANH\u00c3\u00a0!", "\u00e0\u00a0!", "a\tb\nc", "a\x0cb", "\U0001f600"]
 )
 def test_ordinary_letters_are_no_sign_of_a_wrong_encoding(text: str) -> None:
     assert len(findings([*TRAIN, (text, "p")], HELD_OUT)) == 1

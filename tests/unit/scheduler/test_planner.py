@@ -246,37 +246,36 @@ def test_new_host_takes_part_when_it_is_profiled() -> None:
     assert "device-2" in blocks(rounds.decide()[1])
 
 
-def test_round_waits_for_a_device_without_which_no_plan_is_possible() -> None:
+def test_links_that_were_forgotten_during_a_measurement_stay_unknown() -> None:
     fewer, more = hosts(num_devices=2), hosts(num_devices=3)
-    for device in more.devices:
-        device.memory_bytes = 60_000  # Each can hold 2 of 6 blocks.
-    fewer = replace(fewer, clusters=(replace(fewer.clusters[0], devices=tuple(more.devices[:2])),))
-    is_awaited = threading.Event()
+    go_on = threading.Event()
 
     def profile(of: JobHosts, known: Knowledge | None) -> Knowledge:
-        assert is_awaited.wait(60)
-        return knowledge(of)
+        assert known is not None and go_on.wait(60)
+        return Knowledge(hosts=knowledge(of).hosts, links=knowledge(of).links | known.links)
 
-    def wait(profiling: futures.Future[Knowledge]) -> None:
-        is_awaited.set()
-        profiling.exception(60)
-
-    rounds = Rounds(fewer, knowledge(fewer, (0.01, 0.01)), profile=profile, wait=wait)
-    with pytest.raises(InfeasibleError):
-        rounds.decide()
+    rounds = Rounds(fewer, knowledge(fewer, (0.01, 0.01)), profile=profile)
     rounds.planner.take_hosts(more)
-    assert rounds.planner.hosts == fewer
-    assert list(blocks(rounds.decide()[1]).values()) == [2, 2, 2]
+    assert rounds.planner.being_measured == {"device-2"} and rounds.planner.is_measuring
+    rounds.planner.forget_links("device-1")
+    go_on.set()
+    assert rounds.planner._profiling is not None
+    futures.wait([rounds.planner._profiling], 60)
+    assert not rounds.planner.is_measuring and rounds.planner.being_measured == {"device-2"}
+    rounds.planner.take_hosts(more)
+    assert "device-0>device-2" in rounds.known.links
+    assert "device-0>device-1" not in rounds.known.links
+    assert rounds.planner.being_measured == {"device-1"}
 
 
-def test_link_whose_probe_failed_is_probed_again_in_the_next_attempt() -> None:
+def test_device_with_a_link_that_was_dead_takes_no_part_until_the_link_is_probed_again() -> None:
     rounds = Rounds()
     rounds.run()
     stored = rounds.planner.state()
     stored.knowledge.links["device-0>device-1"].capacity_bps = 0.0
+    assert restart(stored, rounds.hosts).hosts == rounds.hosts
+    stored.knowledge.forget_dead_links()
     planner = restart(stored, rounds.hosts)
-    assert "device-0>device-1" not in planner.state().knowledge.links
-    # Until then, one of the two devices takes no part.
     assert [device.host_id for device in planner.hosts.devices] == ["device-0", "device-2"]
 
 

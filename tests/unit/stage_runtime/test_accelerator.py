@@ -278,8 +278,8 @@ def test_profile_takes_the_time_of_the_device(
 ) -> None:
     streams, build = LateStreams(), bert.build_unit
 
-    def build_unit(index: int, **options: bool) -> torch.nn.Module:
-        module = build(index, **options)
+    def build_unit(index: int) -> torch.nn.Module:
+        module = build(index)
         module.register_forward_hook(lambda *_: streams.compute.spend(_UNIT_SECONDS))
         return module
 
