@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,3 +118,28 @@ def test_units_of_another_model_are_refused(make_adapter: Callable[..., ModelAda
         join_model(adapter, split_state(wider, wider.build_model()))
     with pytest.raises(InvalidInputError, match="unit 5 .* 0 to 4"):
         adapter.build_unit(5)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("bert", "classification"), ("marian", "translation")]
+)
+@pytest.mark.parametrize("lora", [None, {"r": 2, "target_modules": "all-linear"}])
+def test_units_are_copies_that_leave_the_shared_model_as_it_was(
+    make_adapter: Callable[..., ModelAdapter],
+    with_lora: Callable[..., ModelAdapter],
+    family: str,
+    kind: str,
+    lora: Any,
+) -> None:
+    adapter = make_adapter(family, kind)
+    if lora is not None:
+        adapter = with_lora(adapter, **lora)
+    before = {
+        name: id(tensor) for name, tensor in adapter.meta_model.state_dict(keep_vars=True).items()
+    }
+    for _ in range(2):
+        units = [adapter.build_unit(index) for index in range(adapter.num_units)]
+        assert not any(parameter.is_meta for unit in units for parameter in unit.parameters())
+    after = adapter.meta_model.state_dict(keep_vars=True)
+    assert {name: id(tensor) for name, tensor in after.items()} == before
+    assert all(tensor.is_meta for tensor in after.values())
