@@ -35,6 +35,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 """The kinds of tasks of each model family, for those who cannot import the models."""
 
 
+MOST_ROWS = 1 << 40
+"""Largest number of rows. No control unit can hold so many, and sums of many clusters fit into 64 bits."""
+MOST_TOKENS = 1 << 22
+"""Largest vocabulary."""
+LEAST_NOISE = 1e-3
+"""Smallest `privacy.noise_multiplier` that is not 0."""
 MOST_SECURE_CHANGE = 7.0
 """Largest change of a weight in one round with `averaging.secure`."""
 MOST_SECURE_CLUSTERS = 100
@@ -47,11 +53,11 @@ class TaskConfig(Section):
     kind: Literal["classification", "ner", "translation", "causal_lm", "instruction"]
     """`classification`: a class for each text. `ner`: a tag for each word. `translation`: a sentence in another language.
     `causal_lm`: the next token of a text. `instruction`: the answer to a prompt or in a chat."""
-    max_length: int = Field(default=128, ge=4)
+    max_length: int = Field(default=128, ge=4, le=1_048_576)
     """Longest input in tokens. Longer inputs are cut; for `ner`, words that are cut off count as errors. For `causal_lm`, no
     text is lost: all are joined, and divided into rows of exactly this length. For `instruction`, prompt and answer together
     must not be longer: longer training rows are left out, and longer held-out rows count as wrong."""
-    max_new_tokens: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1, le=1_048_576)
     """Longest output that an evaluation of `translation` generates, in tokens, and by default the longest answer of
     `collapipe predict`."""
 
@@ -94,11 +100,11 @@ class DataConfig(Section):
     sharding: Literal["iid", "dirichlet"] = "iid"
     """How the rows of one file are divided among the clusters. `iid`: evenly, at random. `dirichlet`: each
     cluster gets different shares of the labels."""
-    dirichlet_alpha: float = Field(default=0.5, gt=0)
+    dirichlet_alpha: float = Field(default=0.5, ge=1e-6, le=1e6)
     """Concentration of the Dirichlet distribution. With a smaller value, the clusters differ more."""
-    max_rows: int | None = Field(default=None, ge=1)
+    max_rows: int | None = Field(default=None, ge=1, le=MOST_ROWS)
     """Largest number of rows that are read from a training file."""
-    max_held_out_rows: int | None = Field(default=None, ge=1)
+    max_held_out_rows: int | None = Field(default=None, ge=1, le=MOST_ROWS)
     """Largest number of held-out rows. The hash of their text chooses them, from all parts of the file. Without `held_out`, the
     others train. For `causal_lm`, a row has `task.max_length` tokens."""
     strict: bool = False
@@ -109,9 +115,9 @@ class LoraConfig(Section):
     """LoRA: the weights of the model are frozen. Small matrices A and B are trained, and their product is added to the
     weights of a layer. All names but `averaging` are those of the library `peft`."""
 
-    r: int = Field(default=8, ge=1)
+    r: int = Field(default=8, ge=1, le=65_536)
     """Rank of the products."""
-    lora_alpha: int = Field(default=8, ge=1)
+    lora_alpha: int = Field(default=8, ge=1, le=1_000_000)
     """The products are multiplied by `lora_alpha` / `r`."""
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the inputs of A."""
@@ -141,7 +147,7 @@ class ModelConfig(Section):
     local cache. Without this setting, training starts from random weights."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the model configuration in `transformers`, for example `hidden_size = 256`."""
-    vocabulary_size: int = Field(default=8000, ge=16)
+    vocabulary_size: int = Field(default=8000, ge=16, le=MOST_TOKENS)
     """Size of the BPE vocabulary of a model that is not pretrained, built from the first cluster's data."""
     half_blocks: bool = False
     """Whether plans cut each layer into two blocks, its attention and its feed-forward network. Segments
@@ -168,6 +174,9 @@ class ModelConfig(Section):
 
 
 _Share = Annotated[float, Field(ge=0, lt=1)]
+_Constant = Annotated[float, Field(ge=-1e12, le=1e12)]
+_Blocks = Annotated[int, Field(ge=0, le=1_000)]
+_Devices = Annotated[int, Field(ge=1, le=1_000)]
 
 
 class TrainingConfig(Section):
@@ -183,20 +192,20 @@ class TrainingConfig(Section):
     """When the optimizer steps. `mini_batch`: once for each mini-batch, with accumulated gradients.
     `micro_batch`: after every micro-batch."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0, le=1e6)
     """Peak learning rate."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """Weight decay of matrices. Vectors (biases, layer norms) do not decay. That of AdamW is decoupled: it does not pass through
     the moments. That of SGD is not: it is added to the gradients, as in `torch.optim.SGD`."""
     betas: tuple[_Share, _Share] = (0.9, 0.999)
     """Decay rates of AdamW's moments."""
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0, le=1)
     """Term that AdamW adds to the denominator."""
     momentum: float = Field(default=0.0, ge=0, lt=1)
     """Momentum of SGD."""
-    clip_norm: float = Field(default=1.0, ge=0)
+    clip_norm: float = Field(default=1.0, ge=0, le=1e12)
     """Largest gradient norm over all stages together; 0 turns clipping off."""
-    warm_up_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
+    warm_up_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] | Literal["auto"] = 0
     """Number of optimizer steps over which the learning rate rises linearly to its peak. `auto` stands for a
     tenth of all steps."""
     decay: Literal["constant", "linear", "inverse_sqrt"] = "linear"
@@ -213,14 +222,14 @@ class TrainingConfig(Section):
     split_backward: bool = False
     """Send the gradient of a segment's input back before the gradients of its weights are computed. A stage computes
     those when it would otherwise wait. This changes no bit."""
-    replicate_every: int = Field(default=10, ge=1)
+    replicate_every: int = Field(default=10, ge=1, le=1_000_000)
     """Number of rounds between two copies of the optimizer state from the devices to the control unit. After a
     failure, a cluster repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy
     moves two values for each parameter with AdamW, beside the training, and a device holds them twice meanwhile."""
     keep_commits: int = Field(default=3, ge=1, le=100)
     """Number of the last commits whose weights stay on the edge server's disk, so that `collapipe rollback` can go back to
     them. The initial model is a commit, too. With several clusters, all commits since the last complete copy stay as well."""
-    evaluate_every: int = Field(default=1, ge=0)
+    evaluate_every: int = Field(default=1, ge=0, le=1_000_000)
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 
     def num_warm_up_steps(self, total_steps: int) -> int:
@@ -236,10 +245,10 @@ class AveragingConfig(Section):
     """`mean`: the average, weighted by training rows (FedAvg). `clipped_mean`: the same, but no cluster changes a unit by more
     than the median norm of all clusters. `trimmed_mean`: the average of each value without the largest and the smallest ones.
     `median`: the middle value of each."""
-    max_share: float = Field(default=1.0, gt=0, le=1)
+    max_share: float = Field(default=1.0, ge=1e-6, le=1)
     """Largest weight of one cluster with `mean` and `clipped_mean`, as a share of all. If it is too small for so few clusters, all
     have the same weight."""
-    trimmed_clusters: int = Field(default=1, ge=1)
+    trimmed_clusters: int = Field(default=1, ge=1, le=1000)
     """How many values `trimmed_mean` leaves out at each end: as many clusters may be poisoned."""
     secure: bool = False
     """Whether clusters mask what they push, so that the edge server learns the average, but not what one cluster has trained.
@@ -250,14 +259,14 @@ class PrivacyConfig(Section):
     """Differential privacy of a cluster: what it changes in a round is clipped, and gets Gaussian noise before it is pushed
     (DP-FedAvg, McMahan et al. 2018, arXiv 1710.06963). All clusters count the same in the average."""
 
-    noise_multiplier: float = Field(default=0.0, ge=0)
+    noise_multiplier: float = Field(default=0.0, ge=0, le=1e6)
     """Least standard deviation of the noise that is left in the sum after one cluster subtracts its own, divided by
     `clip_norm`. 0 switches privacy off: nothing is clipped and no noise is added."""
-    clip_norm: float = Field(default=1.0, gt=0)
+    clip_norm: float = Field(default=1.0, ge=1e-6, le=1e6)
     """Largest Euclidean norm of what a cluster changes in a round. Each of U trained units gets 1 / sqrt(U) of it."""
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: float = Field(default=1e-5, ge=1e-30, lt=1)
     """Delta of the (epsilon, delta) that is reported. It should be well below 1 / number of clusters."""
-    max_epsilon: float | None = Field(default=None, gt=0)
+    max_epsilon: float | None = Field(default=None, gt=0, le=1e12)
     """The job ends, with the model of its last commit, before a round for which the epsilon of the averages would exceed this
     value."""
 
@@ -270,17 +279,23 @@ class PrivacyConfig(Section):
 class DecisionParameters(Section):
     """The parameters of decisions, of a job and of a simulation."""
 
-    penalty_weight: float = Field(default=100.0, gt=0)
+    penalty_weight: float = Field(default=100.0, gt=0, le=1e12)
     """V of docs/scheduling.md (13): the weight of a round's duration against the energy queues."""
-    convergence_weight: float = Field(default=0.0, ge=0)
+    convergence_weight: float = Field(default=0.0, ge=0, le=1e12)
     """Lambda of docs/scheduling.md (13): the weight of the convergence term."""
-    convergence_constants: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    convergence_constants: tuple[_Constant, _Constant, _Constant, _Constant, _Constant] = (
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    )
     """c0 to c4 of docs/scheduling.md (11), as `collapipe fit` prints them."""
-    max_convergence_term: float | None = Field(default=None, gt=0)
+    max_convergence_term: float | None = Field(default=None, gt=0, le=1e12)
     """Phi_max of docs/scheduling.md (13): the largest convergence term that a plan may have."""
-    migration_horizon_rounds: float = Field(default=10.0, gt=0)
+    migration_horizon_rounds: float = Field(default=10.0, gt=0, le=1e12)
     """Number of rounds over which moving blocks to another host must pay off."""
-    hysteresis: float = Field(default=0.05, ge=0)
+    hysteresis: float = Field(default=0.05, ge=0, le=1e12)
     """Share of the penalty, with V of at most 100, that a new plan must save to replace the current plan."""
 
 
@@ -303,17 +318,21 @@ class ScheduleConfig(DecisionParameters):
     `vanilla_fl`: one device runs all units. `centralized`: the control unit runs all units. `proportional`:
     segments in proportion to profiled speed, within memory limits. `manual`: the segments of the setting
     `segments`."""
-    num_micro_batches: int = Field(default=8, ge=1)
+    num_micro_batches: int = Field(default=8, ge=1, le=65_536)
     """Micro-batches in a mini-batch; it must divide `training.mini_batch`. `dssra` chooses its own number."""
-    sequence_slices: list[int] = Field(default=[1], min_length=1)
+    sequence_slices: list[Annotated[int, Field(ge=1, le=65_536)]] = Field(
+        default=[1], min_length=1, max_length=64
+    )
     """Allowed numbers of slices into which the rows of a micro-batch are cut. The slices follow each other through the
     pipeline, so that few long rows keep all stages busy. 1 leaves rows whole. `dssra` chooses a number for each cluster and
     round, others use the first. Only for `causal_lm` and `instruction`, and every micro-batch needs as many tokens in a row
     as slices. The number of slices changes rounding and dropout, so results differ slightly."""
-    in_flight: int | None = Field(default=None, ge=1)
+    in_flight: int | None = Field(default=None, ge=1, le=65_536)
     """In-flight window: forward micro-batches that a stage may hold. Without it, a stage gets what its
     latency loop needs (docs/scheduling.md (4)) and 2 more, at least one for itself and one for each later stage."""
-    segments: list[list[int]] = Field(default_factory=list)
+    segments: list[Annotated[list[_Blocks], Field(max_length=1_002)]] = Field(
+        default_factory=list, max_length=10_000
+    )
     """For `manual`: the number of blocks of each device, in registration order. With two more numbers, the first one is
     for the control unit and the last one for the edge server. Each round uses the next list; after the last list the
     first one follows again."""
@@ -334,7 +353,7 @@ class ScheduleConfig(DecisionParameters):
     round_deadline_seconds: float = Field(default=0.0, ge=0, le=1e7)
     """When this time has passed since the first cluster began to train in a round, and `min_clusters` clusters have ended it,
     the others are late. 0 means that no cluster is ever late."""
-    min_clusters: int = Field(default=0, ge=0)
+    min_clusters: int = Field(default=0, ge=0, le=1000)
     """Clusters that must have ended a round before others are late. With fewer, the round waits for more. 0 means all
     clusters, so that no cluster is ever late. By the rule `leave_out`, a round also goes on without clusters that fail, if so many others are
     left. A cluster fails if its control unit gives wrong answers, refuses its round or makes no progress. One that fails in another way
@@ -359,10 +378,10 @@ class JobConfig(Section):
     """Seed of everything random: weights, order of rows, dropout."""
     clusters: int = Field(default=1, ge=1, le=1000)
     """Number of clusters. Their indices are 0 to clusters - 1."""
-    use_clusters: list[int] | None = None
+    use_clusters: list[Annotated[int, Field(ge=0, le=1_000_000)]] | None = None
     """The cluster of the deployment on which each cluster of the job runs. Without it, these are 0 to clusters - 1. Jobs
     that share no cluster run at the same time. Each control unit must be able to read its data there."""
-    devices_per_cluster: int | list[int] | None = None
+    devices_per_cluster: _Devices | list[_Devices] | None = None
     """Number of devices that each cluster uses, in registration order. Without it, a cluster uses all of its
     registered devices and needs at least one."""
     task: TaskConfig
@@ -441,17 +460,13 @@ class JobConfig(Section):
             raise ValueError(
                 f"devices_per_cluster lists {len(counts)} numbers for {self.clusters} clusters"
             )
-        if counts is not None and min(counts if isinstance(counts, list) else [counts]) < 1:
-            raise ValueError(
-                f"devices_per_cluster is {counts}: a cluster needs at least 1 device to run its blocks"
-            )
         used = self.use_clusters
         if used is not None and len(used) != self.clusters:
             raise ValueError(
                 f"use_clusters lists {len(used)} numbers for {self.clusters} clusters: give one for each cluster"
             )
-        if used is not None and (min(used) < 0 or len(set(used)) < len(used)):
-            raise ValueError(f"use_clusters is {used}: use different numbers from 0 on")
+        if used is not None and len(set(used)) < len(used):
+            raise ValueError(f"use_clusters is {used}: use different numbers")
         return self
 
     def _check_secure_averaging(self) -> None:
@@ -493,7 +508,7 @@ class JobConfig(Section):
 
     def _check_slices(self) -> None:
         slices = self.schedule.sequence_slices
-        if min(slices) < 1 or max(slices) > self.task.max_length:
+        if max(slices) > self.task.max_length:
             raise ValueError(
                 f"schedule.sequence_slices is {slices}: use numbers from 1 to task.max_length "
                 f"({self.task.max_length}), because each slice of a row needs a token"
@@ -520,6 +535,11 @@ class JobConfig(Section):
             )
         if not privacy.is_on:
             return
+        if privacy.noise_multiplier < LEAST_NOISE:
+            raise ValueError(
+                f"privacy.noise_multiplier is {privacy.noise_multiplier:g}, but so little noise hides nothing: use at least "
+                f"{LEAST_NOISE:g}, or 0 to switch privacy off"
+            )
         if self.averaging.rule != "mean":
             raise ValueError(
                 f"averaging.rule is {self.averaging.rule!r}, but the noise of all clusters adds up in a sum only: use "

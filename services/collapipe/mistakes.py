@@ -9,6 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 MOST_NAMED = 8
 """Most names that a message lists."""
+_MOST_SHOWN = 200
+"""Most characters of a wrong value that a message shows."""
 
 _ELSEWHERE = {
     "batch_size": "mini_batch",
@@ -38,13 +40,13 @@ _ELSEWHERE = {
 
 
 def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
-    """Describes each mistake in one line. For an unknown key, the line suggests the most similar key.
+    """Describes each mistake in one line, at most `MOST_NAMED` of them. For an unknown key, the line suggests the most similar key.
 
     Args:
         origin: Name of the document.
     """
     lines = []
-    for mistake in error.errors():
+    for mistake in error.errors()[:MOST_NAMED]:
         where = ".".join(str(part) for part in mistake["loc"])
         if mistake["type"] == "extra_forbidden":
             known = _known_keys(schema, mistake["loc"][:-1])
@@ -59,7 +61,8 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
             if mistake["type"] == "literal_error":
                 choices = re.findall(r"'([^']*)'", mistake["ctx"]["expected"])
                 near = did_you_mean(str(mistake["input"]), choices)
-            lines.append(f"{origin}: {where} = {mistake['input']!r}: {near}{mistake['msg']}")
+            shown = repr(mistake["input"])[:_MOST_SHOWN]
+            lines.append(f"{origin}: {where} = {shown}: {near}{mistake['msg']}")
     return "\n".join(lines)
 
 

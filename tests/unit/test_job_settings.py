@@ -1,5 +1,6 @@
 """Settings of a job that contradict each other, and codecs that it may choose."""
 
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
@@ -69,3 +70,49 @@ def test_every_codec_has_a_cost_a_number_and_an_implementation() -> None:
 def test_job_with_an_unknown_codec_is_refused() -> None:
     with pytest.raises(InvalidInputError, match=r"codecs\.1 = 'int2'"):
         job(schedule={"codecs": ["fp32", "int2"]})
+
+
+def test_every_number_of_a_job_has_a_range() -> None:
+    numbers = [
+        (place, part)
+        for place, part in _parts("job", JobConfig.model_json_schema())
+        if part.get("type") in ("integer", "number")
+    ]
+    assert len(numbers) > 50
+    for place, part in numbers:
+        assert {"minimum", "exclusiveMinimum"} & set(part), f"{place} has no smallest value"
+        assert {"maximum", "exclusiveMaximum"} & set(part), f"{place} has no largest value"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("privacy", "noise_multiplier", 1e200),
+        ("privacy", "noise_multiplier", 1e-160),
+        ("privacy", "noise_multiplier", 1e-300),
+        ("model", "vocabulary_size", 10**12),
+        ("model", "lora", {"r": 10**12}),
+        ("training", "learning_rate", 1e300),
+        ("schedule", "penalty_weight", 1e300),
+    ],
+)
+def test_impossible_number_is_refused(section: str, key: str, value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=rf"{section}\.{key}"):
+        job(**{"averaging": {}, section: {key: value}})
+
+
+def test_mistake_shows_little_of_a_long_value() -> None:
+    with pytest.raises(InvalidInputError, match=r"task\.max_length") as caught:
+        job(task={"kind": "classification", "max_length": "9" * 100_000})
+    assert len(str(caught.value)) < 1000
+
+
+def _parts(place: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields every part of a JSON schema with its place."""
+    if isinstance(schema, dict):
+        yield place, schema
+        for key, part in schema.items():
+            yield from _parts(f"{place}/{key}", part)
+    elif isinstance(schema, list):
+        for index, part in enumerate(schema):
+            yield from _parts(f"{place}/{index}", part)
