@@ -122,7 +122,7 @@ class LoraConfig(Section):
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the inputs of A."""
     target_modules: list[str] | str | None = None
-    """Ends of the names of the layers that get such products, a regular expression for whole names, or `all-linear`. Without
+    """Ends of the names of the layers that get such products, a regular expression (RE2) for whole names, or `all-linear`. Without
     it, `peft` chooses layers, mostly those of queries and values. `distilbert` and `marian` need it."""
     modules_to_save: list[str] = Field(default_factory=list)
     """Ends of the names of modules that are trained as a whole. The labelling layer of `classification` and `ner`, and

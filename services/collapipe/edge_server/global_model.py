@@ -75,18 +75,22 @@ class GlobalModel:
         labels: Sequence[str],
         vocabulary: bytes,
         owner: str = "",
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Makes the initial model and commits it, unless the job has a commit already.
 
         Args:
             owner: Who may export the model, such as "client:me". Empty if anybody may.
+            check: Called again and again meanwhile. Its error ends the work.
 
         Raises:
             InvalidInputError: The model of the job cannot be made.
             InfeasibleError: The disk cannot hold the initial model and the first averages.
         """
+        if self.is_complete():
+            return
         if (self._directory / "commit.json").exists():
-            self._restore_frozen(job)
+            self._restore_frozen(job, check)
             return
         config_json = create_config_json(
             job.model,
@@ -99,7 +103,7 @@ class GlobalModel:
         if adapter.quantises_base:
             quantisation_library()  # The export needs it.
         self._check_disk(adapter)
-        units = self._put_initial_units(adapter, job)
+        units = self._put_initial_units(adapter, job, check)
         findings = []
         if job.model.pretrained is not None:
             findings = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
@@ -128,20 +132,28 @@ class GlobalModel:
         initial.restore_point.CopyFrom(_without_other_commits(initial))
         self._write_commit(initial)
 
+    def is_complete(self) -> bool:
+        """Returns whether `prepare` has nothing to do: there is a commit, and all frozen weights are stored."""
+        has_commit = (self._directory / "commit.json").exists()
+        return has_commit and all(digest in self._frozen for digest in self._frozen_digests())
+
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""
-        trained = (
-            divide_state(state, adapter.frozen_names(index))[0].values()
-            for index, state in enumerate(split_state(adapter, adapter.meta_model))
-        )
-        num_bytes = sum(tensor.nbytes for tensors in trained for tensor in tensors)
+        trained = frozen = 0
+        for index, state in enumerate(split_state(adapter, adapter.meta_model)):
+            parts = divide_state(state, adapter.frozen_names(index))
+            trained, frozen = (
+                number + sum(tensor.nbytes for tensor in tensors.values())
+                for number, tensors in zip((trained, frozen), parts, strict=True)
+            )
+        needed = 2 * trained + frozen
         self._directory.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self._directory).free
-        if free < 2 * num_bytes:
+        if free < needed:
             raise InfeasibleError(
-                f"the disk of {self._directory} has {say_bytes(free)} free, but the model has {say_bytes(num_bytes)} of trained weights, "
-                f"and the initial model and the averages of the first round need at least {say_bytes(2 * num_bytes)}: make room there, "
-                "for example with `collapipe jobs delete`, use another disk, or train a smaller model"
+                f"the disk of {self._directory} has {say_bytes(free)} free, but the initial model and the averages of the first round need at "
+                f"least {say_bytes(needed)}, because the model has {say_bytes(trained)} of trained and {say_bytes(frozen)} of frozen weights: "
+                "make room there, for example with `collapipe jobs delete`, use another disk, or train a smaller model"
             )
 
     def owner(self) -> str:
@@ -164,10 +176,12 @@ class GlobalModel:
                 f"{self._directory / 'job.json'}: the findings are damaged ({error}): remove them from the file"
             ) from error
 
-    def _put_initial_units(self, adapter: ModelAdapter, job: JobConfig) -> list[plan_pb2.UnitState]:
+    def _put_initial_units(
+        self, adapter: ModelAdapter, job: JobConfig, check: Callable[[], None]
+    ) -> list[plan_pb2.UnitState]:
         """Makes the initial model, and stores each unit."""
         units = []
-        with TensorsOnDisk(self._directory) as disk:
+        with TensorsOnDisk(self._directory, check) as disk:
             model = initial_model(adapter, job.model.pretrained, job.seed)
             for index, state in enumerate(split_state(adapter, model)):
                 trained, frozen = divide_state(state, adapter.frozen_names(index))
@@ -187,15 +201,16 @@ class GlobalModel:
                 disk.release()
         return units
 
-    def _restore_frozen(self, job: JobConfig) -> None:
-        """Makes the frozen weights of the job again if their files are gone; raises `NotFoundError` if that fails."""
-        wanted = {unit.frozen_digest for unit in self.commit().global_units} - {""}
-        if all(digest in self._frozen for digest in wanted):
-            return
+    def _restore_frozen(self, job: JobConfig, check: Callable[[], None]) -> None:
+        """Makes the frozen weights of the job again; raises `NotFoundError` if that fails."""
         spec, _ = self.model_spec()
-        self._put_initial_units(adapter_for(spec.family, spec.task, spec.config_json), job)
-        for digest in wanted:
+        adapter = adapter_for(spec.family, spec.task, spec.config_json)
+        self._put_initial_units(adapter, job, check)
+        for digest in self._frozen_digests():
             self._frozen.find(digest)
+
+    def _frozen_digests(self) -> set[str]:
+        return {unit.frozen_digest for unit in self.commit().global_units} - {""}
 
     def commit(self) -> plan_pb2.Commit:
         """Returns the last commit; raises `NotFoundError`."""

@@ -4,12 +4,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import grpc
 
 from collapipe.edge_server.global_model import GlobalModel
+from collapipe.edge_server.heavy_work import HeavyWork
 from collapipe.edge_server.push_stream import PushStream, receive_push
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
@@ -34,14 +37,16 @@ from collapipe.weights.transfer import fetch_vocabulary
 
 
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
-    """Serves the global models of all jobs, one change at a time."""
+    """Serves the global models of all jobs. A job has one change at a time."""
 
     def __init__(self, stores: JobStores, resources: HostResources) -> None:
         self._stores = stores
         self._resources = resources
         self._channels = resources.channels
         resources.keep_unit = self._keep_unit
-        self._changing = threading.Lock()
+        self._changing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        """The lock of each job whose model changes or is read as a whole."""
+        self._heavy_work = HeavyWork()
         self._opening = threading.Lock()
         for folder in ("pushed", "exports"):  # An earlier process may have died meanwhile.
             stores.delete(folder)
@@ -53,18 +58,36 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     ) -> Iterator[edge_server_pb2.PrepareJobResponse]:
         """Makes the initial model of a job, or finds its last commit."""
 
+        gone = threading.Event()
+
+        def refuse_if_gone() -> None:
+            if gone.is_set():
+                raise _went_away()
+
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
             job_id = request.job.job_id
+
+            def tell(other: str) -> None:
+                emit(edge_server_pb2.PrepareJobResponse(waits_for_job_id=other))
+
             with self._stores.using(job_id):
                 store = self._stores.store(job_id)
-                # A slow control unit must not hold up the commits of other jobs.
                 vocabulary = fetch_vocabulary(store, self._channels, request.vocabulary)
-                with self._changing:
-                    _refuse_if_alone(context)
-                    model = self._model(job_id)
+                model = self._model(job_id)
+                turn: AbstractContextManager[None] = nullcontext()
+                if not model.is_complete():
+                    turn = self._heavy_work.turn(job_id, refuse_if_gone, tell)
+                with turn, self._lock(job_id):
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
-                    model.prepare(job_id, job, list(request.labels), vocabulary, request.owner)
+                    model.prepare(
+                        job_id,
+                        job,
+                        list(request.labels),
+                        vocabulary,
+                        request.owner,
+                        refuse_if_gone,
+                    )
                     spec, num_blocks = model.model_spec()
                     commit = model.commit()
                     if request.host_clusters:
@@ -84,7 +107,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             emit(answer)
 
         yield from work_with_signs_of_life(
-            work, edge_server_pb2.PrepareJobResponse, _finish_anyway, context
+            work, edge_server_pb2.PrepareJobResponse, lambda reason: gone.set(), context
         )
 
     def CommitRound(
@@ -94,7 +117,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         job_id = request.attempt.job_id
 
         def work(emit: Callable[[edge_server_pb2.CommitRoundResponse], None]) -> None:
-            with self._stores.using(job_id), self._changing:
+            with self._stores.using(job_id), self._lock(job_id):
                 _refuse_if_alone(context)
                 started = time.perf_counter()
                 attempt = request.attempt
@@ -134,7 +157,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         """Makes a kept commit the last one of a job."""
 
         def work(emit: Callable[[edge_server_pb2.RollBackResponse], None]) -> None:
-            with self._stores.using(request.job_id), self._changing:
+            with self._stores.using(request.job_id), self._lock(request.job_id):
                 _refuse_if_alone(context)
                 model = self._model(request.job_id)
                 commit = model.roll_back(request.num_rounds, request.attempt)
@@ -182,7 +205,11 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             directory = Path(name)
 
             def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
-                with self._changing:  # A commit would delete the blobs that the export reads.
+                # A commit would delete the blobs that the export reads.
+                with (
+                    self._heavy_work.turn(request.job_id, partial(_refuse_if_alone, context)),
+                    self._lock(request.job_id),
+                ):
                     model.export(directory, merged=request.merged)
 
             yield from work_with_signs_of_life(
@@ -195,6 +222,14 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 with open(path, "rb") as file:
                     while chunk := file.read(CHUNK_BYTES):
                         yield edge_server_pb2.ExportModelResponse(chunk=chunk)
+
+    def _lock(self, job_id: str) -> threading.Lock:
+        """Returns the lock of a job. No other job waits for it."""
+        with self._opening:
+            lock = self._changing.get(job_id)
+            if lock is None:
+                lock = self._changing[job_id] = threading.Lock()
+            return lock
 
     def _begin(self, unit: edge_server_pb2.PushedUnit) -> PushStream:
         """Begins a push. Refuses it unless it belongs to the next round of a job that trains."""
@@ -271,7 +306,11 @@ def _unmasking(request: edge_server_pb2.CommitRoundRequest) -> Unmasking | None:
 def _refuse_if_alone(context: grpc.ServicerContext) -> None:
     """Raises `CancelledError` if the caller has gone while its request waited for the lock."""
     if not context.is_active():
-        raise CancelledError("the caller went away before the change of the model began")
+        raise _went_away()
+
+
+def _went_away() -> CancelledError:
+    return CancelledError("the caller went away before the change of the model ended")
 
 
 def _finish_anyway(reason: CancelledError) -> None:

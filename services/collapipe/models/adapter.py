@@ -24,9 +24,10 @@ from torch import Tensor, nn
 from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding
 from collapipe.job import LABELLING_TASKS, LoraConfig
+from collapipe.models.configuration_ranges import check_ranges
 from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
-from collapipe.models.pretrained import MAKING_MODELS, load_pretrained
+from collapipe.models.pretrained import DRAWING_WEIGHTS, MAKING_MODELS, load_pretrained
 from collapipe.models.quantised_layers import (
     frozen_linear_layers,
     quantise_layers,
@@ -179,8 +180,12 @@ class ModelAdapter(ABC):
 
         They are drawn as fp32, and then converted to `base_dtype`.
         """
-        with MAKING_MODELS:
-            model = self.model_classes[self.task](copy.deepcopy(self.config))
+        with DRAWING_WEIGHTS:
+            return self._construct()
+
+    def _construct(self) -> "PreTrainedModel":
+        """Builds what `build_model` returns. Families change this."""
+        model = self.model_classes[self.task](copy.deepcopy(self.config))
         if settings := self.generation_settings():
             from transformers import GenerationConfig
 
@@ -195,7 +200,7 @@ class ModelAdapter(ABC):
     def build_on_meta(self) -> "tuple[PreTrainedModel, LoraModel | None]":
         """Builds the whole model in training mode, without memory. Returns also its LoRA if the job has it."""
         with MAKING_MODELS, torch.device("meta"):  # LoRA has torch's default type.
-            model = self.build_model()
+            model = self._construct()
             return model, self.add_lora(model)
 
     @cached_property
@@ -270,8 +275,9 @@ class ModelAdapter(ABC):
         from huggingface_hub.errors import StrictDataclassError
 
         try:
+            check_ranges(values)
             return cls.config_class.from_dict(values)
-        except (StrictDataclassError, TypeError, ValueError) as error:
+        except (StrictDataclassError, AttributeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise InvalidInputError(
                 f"a {cls.family} model cannot be built from its configuration: {reason}; check model.config"

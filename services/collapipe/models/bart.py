@@ -30,8 +30,8 @@ class BartAdapter(EncoderDecoderAdapter):
     decoder_start_role = "eos_token"
     fixed = {"tie_word_embeddings": False, "encoder_layerdrop": 0.0}
 
-    def build_model(self) -> "PreTrainedModel":
-        model = super().build_model()
+    def _construct(self) -> "PreTrainedModel":
+        model = super()._construct()
         for module in _modules_to_tie(model):
             module.weight = model.get_parameter(_SHARED)
         return model

@@ -10,11 +10,17 @@ from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, ModelConfig, TaskConfig
 from collapipe.mistakes import suggest_key
 from collapipe.models.adapter import ModelAdapter
+from collapipe.models.configuration_ranges import (
+    MOST_PARAMETERS,
+    READ_SETTINGS,
+    ROTARY_RANGES,
+)
 from collapipe.models.families import adapter_class_for
 from collapipe.models.generation_settings import (
     read_generation_settings,
     settings_after_training,
 )
+from collapipe.models.lora import ALL_LINEAR, matching_modules
 from collapipe.pretrained_directories import pretrained_directory
 
 if TYPE_CHECKING:
@@ -95,8 +101,19 @@ def create_config_json(
         document["base_quantisation"] = model.base_quantisation
     if model.lora is not None:
         document["lora"] = model.lora.model_dump()
+        pattern = model.lora.target_modules
+        if isinstance(pattern, str) and pattern != ALL_LINEAR:
+            bare = adapter(task.kind, json.dumps({**document, "lora": None}))
+            document["lora"]["target_modules"] = matching_modules(bare.meta_model, pattern)
     config_json = json.dumps(document, sort_keys=True)
-    adapter(task.kind, config_json)  # finds mistakes now: it builds the model without memory
+    # This finds mistakes now: it builds the model without memory.
+    built = adapter(task.kind, config_json)
+    num_parameters = sum(each.numel() for each in built.meta_model.parameters())
+    if num_parameters > MOST_PARAMETERS:
+        raise InvalidInputError(
+            f"the model has {num_parameters:.3g} parameters, but may have at most {MOST_PARAMETERS:.3g}: lower the sizes in "
+            "model.config, or use a smaller pretrained model"
+        )
     return config_json
 
 
@@ -104,7 +121,11 @@ def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]
     """Returns the overrides under the names by which the configuration stores them."""
     synonyms = adapter.config_class.attribute_map
     decided = _DECIDED | set(adapter.fixed)
-    known = (set(vars(adapter.config_class)["__annotations__"]) | set(synonyms)) - decided
+    named = set(vars(adapter.config_class)["__annotations__"])
+    # `transformers` takes settings of other tasks, too, and ignores them.
+    known = {
+        key for key in named | set(synonyms) if synonyms.get(key, key) in READ_SETTINGS
+    } - decided
     for key in overrides:
         if key in decided:
             raise InvalidInputError(
@@ -115,6 +136,12 @@ def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]
             raise InvalidInputError(
                 f"model.config: unknown key {key!r} of family {adapter.family!r}; "
                 f"{suggest_key(key, sorted(known))}"
+            )
+    rotary = overrides.get("rope_parameters")
+    for key in rotary if isinstance(rotary, dict) else ():
+        if key not in ROTARY_RANGES and key != "rope_type":
+            raise InvalidInputError(
+                f"model.config.rope_parameters: unknown key {key!r}; {suggest_key(key, ['rope_type', *sorted(ROTARY_RANGES)])}"
             )
     return {synonyms.get(key, key): value for key, value in overrides.items()}
 

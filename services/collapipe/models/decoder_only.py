@@ -53,8 +53,8 @@ class DecoderOnlyAdapter(ModelAdapter):
     continues_text = True
     may_freeze_embeddings = True
 
-    def build_model(self) -> "PreTrainedModel":
-        model = super().build_model()
+    def _construct(self) -> "PreTrainedModel":
+        model = super()._construct()
         if self.freezes_embeddings:
             untyped: Any = model
             untyped.get_input_embeddings().requires_grad_(False)

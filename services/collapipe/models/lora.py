@@ -29,6 +29,8 @@ _TASK_TYPES = {
 }
 """The kinds of tasks, as `peft` calls them."""
 
+ALL_LINEAR = "all-linear"
+"""The value of `target_modules` that stands for all linear layers of the blocks."""
 _NAME = "default"
 """The name of the adapter, which `peft` puts into the names of its parameters."""
 
@@ -44,6 +46,11 @@ def add_lora(
     Raises:
         InvalidInputError: The settings do not fit the model.
     """
+    if isinstance(settings.target_modules, str) and settings.target_modules != ALL_LINEAR:
+        raise InvalidInputError(
+            f"model.lora.target_modules is the pattern {settings.target_modules!r}, which `create_config_json` should have "
+            "replaced by names: start a new job, because this one was made by an older version"
+        )
     # The import is slow, and only jobs with LoRA need it.
     from peft import LoraConfig as PeftConfig
     from peft.tuners.lora import LoraModel
@@ -88,6 +95,38 @@ def add_lora(
             if ".lora_A." in name or ".lora_embedding_B." in name:
                 parameter.requires_grad_(False)
     return tuner
+
+
+def matching_modules(model: nn.Module, pattern: str) -> list[str]:
+    """Returns the names of the modules of a model that a regular expression matches as a whole.
+
+    `re2` needs a time that is linear in the length of a name, whatever the pattern is. Python's `re`, which `peft` would use, may need
+    years, and lets no other thread run meanwhile.
+
+    Raises:
+        InvalidInputError: `re2` cannot read the pattern, or no module matches.
+    """
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    names = [name for name, _ in model.named_modules() if name]
+    try:
+        matches = re2.compile(pattern, options).fullmatch
+    except re2.error as error:
+        reason = error.args[0]
+        raise InvalidInputError(
+            f"model.lora.target_modules is {pattern!r}, which RE2 cannot read: "
+            f"{reason.decode(errors='replace') if isinstance(reason, bytes) else reason}; use a pattern without references and "
+            "without conditions on what follows, or list the names"
+        ) from error
+    found = [name for name in names if matches(name)]
+    if not found:
+        raise InvalidInputError(
+            f"model.lora.target_modules is {pattern!r}, which matches the whole name of no module, such as {names[-1]!r}; "
+            f"{_some(names)}"
+        )
+    return found
 
 
 def changes_embeddings(model: "PreTrainedModel") -> bool:

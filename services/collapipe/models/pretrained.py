@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
 
 MAKING_MODELS = threading.RLock()
-"""Whoever makes a model holds this lock, and takes it before `COMPUTE_LOCK`. For a moment, `from_pretrained` changes two things
-for the whole process: torch's default type, and whether new models tie their weights. So code that runs without this lock names
-the type of each floating-point tensor that it makes."""
+"""Whoever makes a model on the meta device, or loads one, holds this lock, and takes it before `COMPUTE_LOCK`. For a moment, `from_pretrained`
+changes two things for the whole process: torch's default type, and whether new models tie their weights. So code that runs without
+this lock names the type of each floating-point tensor that it makes."""
+DRAWING_WEIGHTS = threading.RLock()
+"""Whoever draws the weights of a model holds this lock, and whoever loads one does, too, before `MAKING_MODELS`. Both change the
+functions of `torch.nn.init` meanwhile, in a way that does not matter on the meta device. So no other job waits while weights are drawn, which may
+take minutes."""
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -69,7 +73,7 @@ def initial_model(adapter: "ModelAdapter", pretrained: str | None, seed: int) ->
         model = adapter.build_model()
     if pretrained is not None:
         _load_into(model, adapter, pretrained)
-    with MAKING_MODELS, _OwnRandomNumbers(seed):  # LoRA has torch's default type.
+    with DRAWING_WEIGHTS, _OwnRandomNumbers(seed):  # LoRA has torch's default type.
         adapter.add_lora(model)
     return model
 
@@ -112,7 +116,7 @@ def load_pretrained(
     """
     load: Any = model_class.from_pretrained
     # It draws weights that are missing, but these are left out below. So any seed does.
-    with MAKING_MODELS, _no_output(), _OwnRandomNumbers(seed=0):
+    with DRAWING_WEIGHTS, MAKING_MODELS, _no_output(), _OwnRandomNumbers(seed=0):
         try:
             model, report = load(
                 directory,

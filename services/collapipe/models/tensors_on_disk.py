@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,12 @@ class TensorsOnDisk(TorchDispatchMode):
 
     Args:
         directory: Where the files are. It must exist, on a disk and not in memory.
+        check: Called before each operation. Its error ends the context, so that work that nobody wants any more ends soon.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, check: Callable[[], None] = lambda: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._check = check
         self._directory = directory
         self._files: list[mmap.mmap] = []
         self._descriptor = -1
@@ -65,6 +68,7 @@ class TensorsOnDisk(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._check()
         kwargs = kwargs or {}
         if not (func in _EMPTY or func in _COPIES) or _device(args, kwargs).type != "cpu":
             result = func(*args, **kwargs)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -94,12 +93,20 @@ class HostCalls:
             with self._lock:
                 self._calls.discard(call)
 
-    def last_answer(self, call: Iterable[T], host_id: str, task: str) -> T:
-        """Returns the last answer of a streaming call. Earlier answers only show that the host is alive."""
-        last = deque(self.answers(call, host_id, task), maxlen=1)
-        if not last:
+    def last_answer(
+        self, call: Iterable[T], host_id: str, task: str, see: Callable[[T], None] = lambda _: None
+    ) -> T:
+        """Returns the last answer of a streaming call.
+
+        Args:
+            see: Called with each answer. Earlier ones mostly show only that the host is alive.
+        """
+        last = None
+        for last in self.answers(call, host_id, task):
+            see(last)
+        if last is None:
             raise AttemptFailedError(f"{host_id} gave no answer when it was asked to {task}")
-        return last[0]
+        return last
 
     def in_parallel(
         self,

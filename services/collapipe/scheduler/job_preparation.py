@@ -110,7 +110,9 @@ class JobPreparation:
             self._channels.channel(edge_server.address)
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
-        answer = self._calls.last_answer(call, edge_server.host_id, "make the model")
+        answer = self._calls.last_answer(
+            call, edge_server.host_id, "make the model", self._tell_waiting
+        )
         of_weights = [from_message(each) for each in answer.findings[: _MOST[-1]]]
         self._tell("weights", shortened(of_weights))
         found = answer.commit.attempt, answer.commit.num_rounds
@@ -141,6 +143,15 @@ class JobPreparation:
         num_rows = [data.num_rows for data in loaded]
         held_out = [data.num_held_out_rows for data in loaded]
         return PreparedJob(answer.model, sizes, vocabulary, answer.commit, num_rows, held_out)
+
+    def _tell_waiting(self, answer: edge_server_pb2.PrepareJobResponse) -> None:
+        """Says for which other job the edge server works first."""
+        other = harmless(answer.waits_for_job_id)
+        self._progress.say(
+            f"waiting until the edge server has made or exported the model of job {other}"
+            if other
+            else "making the model"
+        )
 
     def _tell(self, about: str, findings: Iterable[Finding]) -> None:
         """Publishes findings, unless they are those that were published last."""

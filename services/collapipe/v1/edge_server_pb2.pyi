@@ -24,7 +24,7 @@ class PrepareJobRequest(_message.Message):
     def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., host_clusters: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class PrepareJobResponse(_message.Message):
-    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes", "frozen_memory_share", "stored_bytes", "findings")
+    __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes", "frozen_memory_share", "stored_bytes", "findings", "waits_for_job_id")
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class PrepareJobResponse(_message.Message):
     FROZEN_MEMORY_SHARE_FIELD_NUMBER: _ClassVar[int]
     STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
     FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_JOB_ID_FIELD_NUMBER: _ClassVar[int]
     commit: _plan_pb2.Commit
     model: _plan_pb2.ModelSpec
     num_blocks: int
@@ -43,7 +44,8 @@ class PrepareJobResponse(_message.Message):
     frozen_memory_share: float
     stored_bytes: int
     findings: _containers.RepeatedCompositeFieldContainer[_job_pb2.Finding]
-    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ..., frozen_memory_share: _Optional[float] = ..., stored_bytes: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[_job_pb2.Finding, _Mapping]]] = ...) -> None: ...
+    waits_for_job_id: str
+    def __init__(self, commit: _Optional[_Union[_plan_pb2.Commit, _Mapping]] = ..., model: _Optional[_Union[_plan_pb2.ModelSpec, _Mapping]] = ..., num_blocks: _Optional[int] = ..., unit_bytes: _Optional[_Iterable[int]] = ..., hidden_size: _Optional[int] = ..., frozen_bytes: _Optional[_Iterable[int]] = ..., frozen_memory_share: _Optional[float] = ..., stored_bytes: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[_job_pb2.Finding, _Mapping]]] = ..., waits_for_job_id: _Optional[str] = ...) -> None: ...
 
 class PushUnitRequest(_message.Message):
     __slots__ = ("unit", "chunk", "digest")

@@ -154,7 +154,7 @@ def test_error_names_a_bad_job_file(tmp_path: Path, content: str | None, message
     ("changes", "message"),
     [
         ({"task.kind": "ner"}, "'ner'"),
-        ({"schedule.sequence_slices": [0, 2]}, "task.max_length"),
+        ({"schedule.sequence_slices": [0, 2]}, "sequence_slices.0 = 0"),
         ({"schedule.sequence_slices": [1, 9]}, "9"),
         ({"training.update_per": "micro_batch"}, "training.update_per"),
     ],

@@ -1,27 +1,44 @@
 """Tests of calls about jobs that were deleted, train at the same time or were left by a killed process."""
 
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
 
+from collapipe.documents import read_document
+from collapipe.edge_server import global_model
 from collapipe.edge_server.servicer import EdgeServerServicer
-from collapipe.errors import NotFoundError, WrongStateError
+from collapipe.errors import CancelledError, NotFoundError, WrongStateError
+from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import HostResources
 from collapipe.stage_runtime import CPU
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
-from collapipe.v1.edge_server_pb2 import ExportModelRequest, PushedUnit, PushUnitRequest
+from collapipe.v1.edge_server_pb2 import (
+    ExportModelRequest,
+    PrepareJobRequest,
+    PrepareJobResponse,
+    PushedUnit,
+    PushUnitRequest,
+    RollBackRequest,
+)
+from collapipe.v1.job_pb2 import BlobSource, JobSpec
 from collapipe.v1.plan_pb2 import Attempt
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import JobStores
 
-STAYS = cast(grpc.ServicerContext, SimpleNamespace(add_callback=lambda callback: True))
+from .edges import TINY
+
+STAYS = cast(
+    grpc.ServicerContext,
+    SimpleNamespace(add_callback=lambda callback: True, is_active=lambda: True),
+)
 """The side of gRPC of a call whose caller stays."""
 
 
@@ -53,6 +70,109 @@ def test_export_keeps_its_job_until_it_has_ended(
     sizes = {piece.file_name: piece.total_bytes for piece in pieces if piece.file_name}
     assert "model.safetensors" in sizes
     assert sum(sizes.values()) == sum(len(piece.chunk) for piece in pieces)
+
+
+def first_model_of(job_id: str, stores: JobStores) -> PrepareJobRequest:
+    """A request for the first model of a new job, whose vocabulary is stored already."""
+    shutil.copytree(stores.directory("job"), stores.directory(job_id))
+    for name in ("commit.json", "job.json"):
+        (stores.directory(job_id) / name).unlink()
+    document = read_document(stores.directory("job") / "job.json")
+    assert document is not None
+    job = JobConfig.model_validate(
+        {
+            "clusters": 2,
+            "task": {"kind": "classification", "max_length": 12},
+            "model": {"config": TINY},
+        }
+    )
+    return PrepareJobRequest(
+        job=JobSpec(job_id=job_id, config_json=job.to_json()),
+        labels=["a", "b"],
+        vocabulary=BlobSource(digest=document["vocabulary_digest"]),
+    )
+
+
+class Caller:
+    """The side of gRPC of a call whose caller may go away."""
+
+    def __init__(self) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+        self.context = cast(
+            grpc.ServicerContext, SimpleNamespace(add_callback=self._add, is_active=lambda: True)
+        )
+
+    def _add(self, callback: Callable[[], None]) -> bool:
+        self._callbacks.append(callback)
+        return True
+
+    def go_away(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+
+@pytest.fixture
+def slow_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """Makes first models wait: the event that one has begun, and the one that lets it go on."""
+    begun, may_go_on = threading.Event(), threading.Event()
+    make = global_model.initial_model
+
+    def wait_and_make(*arguments: Any) -> Any:
+        begun.set()
+        may_go_on.wait()
+        return make(*arguments)
+
+    monkeypatch.setattr(global_model, "initial_model", wait_and_make)
+    yield begun, may_go_on
+    may_go_on.set()
+
+
+def test_only_jobs_that_need_a_model_wait_for_the_one_whose_model_is_made_and_they_say_so(
+    stores: JobStores,
+    servicer: EdgeServerServicer,
+    slow_model: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_go_on = slow_model
+    slow, next_one = first_model_of("slow", stores), first_model_of("next", stores)
+    answers: list[PrepareJobResponse] = []
+    thread = threading.Thread(target=lambda: answers.extend(servicer.PrepareJob(slow, STAYS)))
+    thread.start()
+    begun.wait()
+    # Changes of a job that has its model do not wait.
+    (answer,) = servicer.RollBack(RollBackRequest(job_id="job", num_rounds=0, attempt=1), STAYS)
+    assert answer.commit.job_id == "job"
+    waiting = servicer.PrepareJob(next_one, STAYS)
+    assert next(each for each in waiting if each.waits_for_job_id).waits_for_job_id == "slow"
+    may_go_on.set()
+    assert list(waiting)[-1].commit.job_id == "next"
+    thread.join()
+    assert answers[-1].commit.job_id == "slow"
+
+
+def test_first_model_is_given_up_when_nobody_waits_for_it(
+    stores: JobStores,
+    servicer: EdgeServerServicer,
+    slow_model: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_go_on = slow_model
+    caller, failures = Caller(), []
+    request = first_model_of("slow", stores)
+
+    def ask() -> None:
+        with pytest.raises(CancelledError) as caught:
+            list(servicer.PrepareJob(request, caller.context))
+        failures.append(caught.value)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    begun.wait()
+    caller.go_away()
+    may_go_on.set()
+    thread.join()
+    assert len(failures) == 1
+    assert not (stores.directory("slow") / "commit.json").exists()
 
 
 def test_late_calls_about_a_deleted_job_are_refused_and_make_no_directory(

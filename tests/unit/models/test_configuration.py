@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from collapipe.errors import InvalidInputError
-from collapipe.job import FAMILIES, ModelConfig, TaskConfig
+from collapipe.job import FAMILIES, LoraConfig, ModelConfig, TaskConfig
 from collapipe.models import ModelAdapter, adapter_for, create_config_json
+from collapipe.models.configuration_ranges import _RANGES, READ_SETTINGS
 from collapipe.models.families import FAMILIES as MODEL_FAMILIES
 from collapipe.models.families import adapter_class
 from collapipe.models.generation_settings import read_generation_settings
@@ -184,6 +185,15 @@ def test_override_by_either_of_two_names_replaces_the_default(
         ({"hidden_size": 30}, "hidden.size.*30.*4"),
         ({"hidden_act": "gelo"}, "gelo"),
         ({"max_position_embeddings": 100}, r"task\.max_length is 128.*100 "),
+        ({"num_attention_heads": 0}, "num_attention_heads.* 0: .* 1 to 1024"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers.* 0: .* 1 to 256"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers.* -1"),
+        ({"num_hidden_layers": 20_000}, "num_hidden_layers.* 20000"),
+        ({"hidden_size": 10**12}, "hidden_size.* 1000000000000"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps.* nan"),
+        ({"initializer_range": 1e38}, r"initializer_range.* 1e\+38"),
+        ({"hidden_dropout_prob": 1.5}, r"hidden_dropout_prob.* 1\.5"),
+        ({"hidden_size": True}, "hidden_size.* True"),
     ],
 )
 def test_bad_override_is_refused(
@@ -192,6 +202,66 @@ def test_bad_override_is_refused(
     model = ModelConfig(family="bert", config=override)
     with pytest.raises(InvalidInputError, match=message):
         create_config_json(model, NER, LABELS, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"pretraining_tp": 2}, "pretraining_tp"),  # No model of this library reads it.
+        ({"rope_parameters": {"rope_theta": float("inf")}}, "rope_theta.* inf"),
+        ({"rope_parameters": {"rope_theta": 1e4, "factr": 2}}, "'factr'.*'factor'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 1e300}}, r"factor.* 1e\+300"),
+        ({"layer_types": 5}, "layer_types"),
+        (
+            {"num_hidden_layers": 200, "hidden_size": 65_536, "intermediate_size": 1_000_000},
+            "1e\\+11",
+        ),
+    ],
+)
+def test_bad_override_of_a_language_model_is_refused(
+    make_tokenizer: MakeTokenizer, override: dict[str, object], message: str
+) -> None:
+    model = ModelConfig(family="llama", config={"num_hidden_layers": 1, **override})
+    with pytest.raises(InvalidInputError, match=message):
+        create_config_json(model, CAUSAL_LM, [], make_tokenizer("llama"))
+
+
+@pytest.mark.parametrize("family", sorted(MODEL_FAMILIES))
+def test_every_setting_that_a_job_may_give_has_a_range_or_few_values(family: str) -> None:
+    """Whoever adds a family names the range of each new number."""
+    has_few_values = (bool, str)
+    config = adapter_class(family).config_class()
+    for key in vars(adapter_class(family).config_class)["__annotations__"]:
+        if key in READ_SETTINGS and key not in _RANGES:
+            value = getattr(config, key)
+            assert value is None or isinstance(value, (*has_few_values, list, dict)), key
+
+
+def test_pattern_of_lora_becomes_names_in_a_time_that_no_pattern_can_make_long(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    def targets(pattern: str) -> list[str]:
+        lora = LoraConfig(target_modules=pattern)
+        model = ModelConfig(family="llama", config={"num_hidden_layers": 2}, lora=lora)
+        config_json = create_config_json(model, CAUSAL_LM, [], make_tokenizer("llama"))
+        found: list[str] = json.loads(config_json)["lora"]["target_modules"]
+        return found
+
+    assert targets(r".*\.1\..*\.(q|v)_proj") == [
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.self_attn.v_proj",
+    ]
+    # Python's `re` would need hours for each name.
+    with pytest.raises(InvalidInputError, match=r"target_modules.*X.*q_proj"):
+        targets(r"([a-z.]+|[a-z0-9_.]+)+X")
+    for unreadable in (r"(?=.*q_proj).*", r"(.)\1", "("):
+        with pytest.raises(InvalidInputError, match=r"target_modules .*RE2"):
+            targets(unreadable)
+
+
+def test_host_matches_no_pattern(make_adapter: Callable[..., ModelAdapter], with_lora: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"target_modules is the pattern '\.\*_proj'"):
+        with_lora(make_adapter("llama", "causal_lm"), target_modules=".*_proj")
 
 
 LONG = TaskConfig(kind="translation", max_new_tokens=2000)
@@ -267,7 +337,7 @@ def test_family_that_cannot_do_the_task_is_refused(family: str, task: str, named
     [
         ("bert", "ner", "{"),
         ("bert", "ner", "[]"),
-        ("bert", "ner", '{"hidden_size": -1}'),
+        ("bert", "ner", '{"hidden_size": 30}'),
         ("marian", "translation", "{}"),
     ],
 )

@@ -59,7 +59,7 @@ def test_frozen_weights_have_the_names_of_a_model_without_lora(
     [
         ({}, [1, 2, 3], False),
         ({"target_modules": ["up_proj"]}, [1, 2, 3], False),
-        ({"target_modules": r".*layers\.2\.mlp\.up_proj"}, [3], False),
+        ({"target_modules": ["layers.2.mlp.up_proj"]}, [3], False),
         ({"target_modules": "all-linear"}, [1, 2, 3], False),
         ({"target_modules": ["q_proj", "embed_tokens"]}, [0, 1, 2, 3], True),
         ({"target_modules": ["lm_head"]}, [4], True),
@@ -135,10 +135,8 @@ def test_merged_model_computes_what_the_adapter_computes(
     ("family", "kind", "settings", "message"),
     [
         ("llama", "causal_lm", {"target_modules": ["nothing"]}, "'nothing'.* embed_tokens"),
-        ("llama", "causal_lm", {"target_modules": "query|key"}, "llama model"),
         ("llama", "causal_lm", {"target_modules": ["input_layernorm"]}, "LlamaRMSNorm"),
         ("llama", "causal_lm", {"modules_to_save": ["score"]}, "modules_to_save.*'score'"),
-        ("llama", "causal_lm", {"target_modules": "*.q_proj"}, "llama model.*repeat"),
         ("bart", "translation", {"target_modules": ["embed_tokens"]}, "embed_tokens.*bart model"),
         ("bart", "translation", {"modules_to_save": ["lm_head"]}, "lm_head.*bart model"),
         ("distilbert", "ner", {}, "target_modules.*q_lin"),

@@ -25,8 +25,8 @@ from collapipe.models import (
     split_state,
 )
 from collapipe.models import adapter as adapter_module
+from collapipe.models import pretrained as pretrained_module
 from collapipe.models.encoder_only import matching_labels
-from collapipe.models.pretrained import MAKING_MODELS
 from collapipe.pretrained_directories import hub_name, pretrained_directory
 
 MakeAdapter = Callable[..., ModelAdapter]
@@ -93,8 +93,19 @@ def test_job_that_seeds_while_weights_are_loaded_or_lora_is_added_changes_nothin
         assert torch.equal(torch.get_rng_state(), random_state_of(99))
 
 
+@pytest.mark.parametrize(
+    ("lock", "make"),
+    [
+        ("DRAWING_WEIGHTS", ModelAdapter.build_model),
+        ("MAKING_MODELS", lambda adapter: adapter.build_on_meta()[0]),
+    ],
+)
 def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
-    make_adapter: MakeAdapter, directory: str, monkeypatch: pytest.MonkeyPatch
+    make_adapter: MakeAdapter,
+    directory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    lock: str,
+    make: Callable[[ModelAdapter], Any],
 ) -> None:
     adapter = make_adapter("bert", "classification", directory)
     other = make_adapter("marian", "translation")
@@ -105,13 +116,13 @@ def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
         def __enter__(self) -> None:
             if threading.current_thread() is thread:
                 waits_or_has_built.set()
-            MAKING_MODELS.acquire()
+            getattr(pretrained_module, lock).acquire()
 
         def __exit__(self, *_: object) -> None:
-            MAKING_MODELS.release()
+            getattr(pretrained_module, lock).release()
 
     def build() -> None:
-        built.append(other.build_model())
+        built.append(make(other))
         waits_or_has_built.set()
 
     thread = threading.Thread(target=build)
@@ -123,7 +134,7 @@ def test_model_that_is_built_while_another_one_is_loaded_ties_its_weights(
             assert waits_or_has_built.wait(60)
         return load(*args, **kwargs)
 
-    monkeypatch.setattr(adapter_module, "MAKING_MODELS", WatchedLock())
+    monkeypatch.setattr(adapter_module, lock, WatchedLock())
     monkeypatch.setattr(BertModel, "from_pretrained", load_meanwhile)
     initial_model(adapter, directory, seed=7)
     thread.join()

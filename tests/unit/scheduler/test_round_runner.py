@@ -1,5 +1,6 @@
 """How attempts at a round are recorded, and what the rounds of a private job add up to; whole jobs run in tests/integration."""
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputError, WrongStateError
 from collapipe.evaluation import evaluation_delay
-from collapipe.job import JobConfig
+from collapipe.job import LEAST_NOISE, JobConfig
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
@@ -350,6 +351,16 @@ def test_rounds_are_allowed_up_to_the_largest_epsilon() -> None:
     config = private_job(max_epsilon=limit)
     assert after(4, config).allows_rounds(config, 3)
     assert not after(4, config).allows_rounds(config, 4)
+
+
+@pytest.mark.parametrize(
+    ("noise", "delta"), [(LEAST_NOISE, 1e-30), (LEAST_NOISE, 0.99), (1e6, 1e-30)]
+)
+def test_every_job_that_is_called_private_has_a_finite_epsilon(noise: float, delta: float) -> None:
+    config = private_job(1000, noise_multiplier=noise, delta=delta)
+    loss = after(1_000_000, config).loss(config)
+    assert math.isfinite(loss.epsilon)
+    assert math.isfinite(loss.update_epsilon)
 
 
 def test_job_that_may_not_train_a_round_is_refused() -> None:
