@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -36,6 +37,10 @@ from collapipe.telemetry.logs import LogFormat, configure_logging
 logger = logging.getLogger(__name__)
 
 _PARENT_POLL_SECONDS = 0.5
+
+MOST_OPEN_FILES = 65_536
+"""Far more than the connections, the channels and the files of a service need. Some systems allow a thousand million, and
+programs that close every possible file before they start another program would then take minutes."""
 
 
 class ServiceSettings(BaseSettings):
@@ -143,6 +148,7 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             _take_identity(settings, service, presented.identity)
         configure_logging(settings.log_format, service, settings.host_id or service)
         tune_allocator()
+        raise_open_files()
         state = hold_directory(getattr(settings, "state_dir", None))
         if settings.exit_with_parent is not None:
             arguments = (settings.exit_with_parent,)
@@ -257,3 +263,13 @@ def tune_allocator() -> None:
     # would hold at most 64 MiB each, and would map larger tensors anew each time. For tensors of 100 MiB, that
     # takes six times the processor time.
     mallopt(m_arena_max, 1)
+
+
+def raise_open_files() -> None:
+    """Raises the limit of open files as far as the system allows. Its default of 1,024 is for programs that use `select`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # macOS says that there is no limit, and has one.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -19,7 +19,7 @@ _LOOK_SECONDS = 1.0
 _FEW_CALLERS = 1024
 """With more callers, those without connections are forgotten, so that the table stays small."""
 
-_End = tuple[str, int]
+End = tuple[str, int]
 """IP address and port of the caller's side of a connection."""
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,6 @@ class CallerConnections:
         Args:
             peer: The address of the caller as gRPC tells it, for example "ipv4:127.0.0.1:50000".
         """
-        if caller == peer:  # In plain text, each connection is a caller.
-            return
         with self._lock:
             peers = self._peers.get(caller, set())
             if peer in peers:
@@ -64,6 +62,12 @@ class CallerConnections:
                 )
             self._peers.setdefault(caller, peers).add(peer)
 
+    def ends(self) -> set[End]:
+        """Returns the callers' sides of the connections that have called. Some of them may have closed."""
+        with self._lock:
+            called = [peer for peers in self._peers.values() for peer in peers]
+        return {_end_of(peer) for peer in called}
+
     def _forget_closed(self) -> None:
         now = time.monotonic()
         if now < self._next_look:
@@ -77,7 +81,7 @@ class CallerConnections:
             )
             self._peers.clear()
             return
-        present = {_end(*each.raddr) for each in connections if each.raddr}
+        present = {end_at(*each.raddr) for each in connections if each.raddr}
         self._peers = {
             caller: kept
             for caller, peers in self._peers.items()
@@ -86,11 +90,12 @@ class CallerConnections:
         self._most_callers = max(_FEW_CALLERS, 2 * len(self._peers))
 
 
-def _end_of(peer: str) -> _End:
+def _end_of(peer: str) -> End:
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    return _end(host.strip("[]"), int(port))
+    return end_at(host.strip("[]"), int(port))
 
 
-def _end(host: str, port: int) -> _End:
+def end_at(host: str, port: int) -> End:
+    """Returns an end in its one form: an IPv4 address in an IPv6 one is the same address."""
     ip = ipaddress.ip_address(host.partition("%")[0])
     return str(getattr(ip, "ipv4_mapped", None) or ip), port

@@ -83,7 +83,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._revoked = revoked
         self._links = links
         self._silent_calls = SilentCalls()
-        self._connections = CallerConnections()
+        self.connections = CallerConnections()
         self._lock = threading.Lock()
         self._running: Counter[tuple[str, str]] = Counter()
         """Number of calls by method and caller."""
@@ -226,7 +226,7 @@ class CallInterceptor(grpc.ServerInterceptor):
                 if method != _HEARTBEAT:
                     check_not_revoked(context, self._revoked)
             caller = caller_name(context)
-            self._connections.check(caller, context.peer())
+            self.connections.check(caller, context.peer())
             with self._counted(method, caller, most):
                 yield
         # An error refers to this frame. If a variable of this frame kept the error, both would stay until Python looks for

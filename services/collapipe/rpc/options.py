@@ -7,6 +7,9 @@ KEEPALIVE_TIMEOUT_SECONDS = 20
 """How long bytes may stay without an acknowledgement. At 64 kbit/s, full queues delay it by 8 s, and TCP must be able to
 send the bytes once more before the connection counts as dead."""
 
+HANDSHAKE_SECONDS = 10
+"""A connection has so long for its handshakes of TLS and HTTP/2."""
+
 MAX_MESSAGE_BYTES = 8 << 20
 """More than any message needs: a chunk has 1 MiB, and the plan of the largest model is smaller."""
 
@@ -26,6 +29,9 @@ SERVER_OPTIONS = [
     # Without these two options, a server would answer the keepalive pings with "too_many_pings".
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_SECONDS * 500),
     ("grpc.http2.max_ping_strikes", 0),
+    # Without it, a connection that sends nothing stays for 121 s. A client gives up after 20 s, of which the server sees at
+    # most half: it begins to count after the first round trip.
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),
     # With more calls that nobody has taken in yet, gRPC cancels some of them. A thousand hosts may call at once.
     ("grpc.server.max_pending_requests", 10_000),
     ("grpc.server.max_pending_requests_hard_limit", 20_000),
@@ -40,7 +46,6 @@ PUBLIC_SERVER_OPTIONS = [
     # Unknown callers get little memory and little time. A few short calls are all that they need.
     ("grpc.max_receive_message_length", _LARGEST_PUBLIC_MESSAGE_BYTES),
     ("grpc.max_concurrent_streams", 4),
-    ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_age_ms", 20_000),
     ("grpc.max_connection_age_grace_ms", 5_000),
 ]

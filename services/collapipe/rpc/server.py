@@ -11,6 +11,7 @@ from collapipe.rpc.credentials import Security
 from collapipe.rpc.interceptor import CallInterceptor
 from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS, Permissions
+from collapipe.rpc.silent_connections import SilentConnections, most_connections
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 
 _DRAIN_SECONDS = 5.0
@@ -25,17 +26,20 @@ class Server:
         address: str,
         health_servicer: health.HealthServicer,
         interceptor: CallInterceptor,
+        silent_connections: SilentConnections,
     ) -> None:
         self.address = address
         """The "host:port" at which it serves, with the real port instead of port 0."""
         self._server = server
         self._health = health_servicer
         self._interceptor = interceptor
+        self._silent_connections = silent_connections
 
     def drain(self, seconds: float = _DRAIN_SECONDS) -> None:
         """Reports NOT_SERVING and refuses new calls. Calls in progress get some seconds to end."""
         self._health.enter_graceful_shutdown()
         self._server.stop(seconds).wait()
+        self._silent_connections.close()
         self._interceptor.close()
 
 
@@ -60,11 +64,15 @@ def serve(
     interceptor = CallInterceptor(
         None if security.is_insecure else permissions, security.revoked, links
     )
+    most = most_connections()
     server = grpc.server(
         # The interceptor gives each method threads of its own, so a server whose calls are all busy is still healthy.
         ThreadPoolExecutor(1),
         interceptors=[interceptor],
-        options=SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS,
+        options=[
+            *(SERVER_OPTIONS if security.asks_callers else PUBLIC_SERVER_OPTIONS),
+            ("grpc.max_allowed_incoming_connections", most),
+        ],
     )
     health_servicer = health.HealthServicer(experimental_non_blocking=False)
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -87,4 +95,5 @@ def serve(
     add_services(server, address)
     server.start()
     health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    return Server(server, address, health_servicer, interceptor)
+    silent_connections = SilentConnections(port, interceptor.connections, most // 4)
+    return Server(server, address, health_servicer, interceptor, silent_connections)

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe.errors import PeerLostError
 from collapipe.rpc import interceptor, open_channel
-from collapipe.rpc.caller_connections import CallerConnections, _end, _end_of
+from collapipe.rpc.caller_connections import CallerConnections, _end_of, end_at
 from collapipe.rpc.silent_calls import MOST_SILENT_CALLS, SilentCalls
 
 from .authorities import Authority
@@ -205,7 +205,7 @@ def test_equal_ports_of_several_addresses_are_several_connections() -> None:
     ],
 )
 def test_address_of_grpc_is_found_among_those_of_the_system(peer: str, address: str) -> None:
-    assert _end_of(peer) == _end(address, 7)
+    assert _end_of(peer) == end_at(address, 7)
 
 
 def test_closed_connections_of_many_callers_are_forgotten() -> None:

@@ -368,6 +368,37 @@ def test_connections_are_limited(own_page: Page, monkeypatch: pytest.MonkeyPatch
         assert b"200" in first.recv(4096)
 
 
+def test_connections_without_a_handshake_are_few_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SILENCE_SECONDS", 5.0)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 2)
+    security, content = Authority(tmp_path).security("scheduler:scheduler"), Content()
+    page = WebServer("0.0.0.0:0", tmp_path, security, content, content)  # type: ignore[arg-type]
+    address = "127.0.0.1", int(page.url.strip("/").rpartition(":")[2])
+    silent = [socket.create_connection(address, timeout=LIMIT_SECONDS) for _ in range(3)]
+    try:
+        started = time.monotonic()
+        assert silent[2].recv(1) == b""
+        silent[1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # The others have their time.
+            silent[1].recv(1)
+        assert silent[0].recv(1) == b""
+        assert time.monotonic() - started < 50  # By default, it would be 60 s.
+        context = security.client_context()
+        assert context is not None
+        with (
+            socket.create_connection(address, timeout=LIMIT_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname="127.0.0.1") as secured,
+        ):
+            secured.sendall(b"HEAD / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert secured.recv(20).startswith(b"HTTP/1.1 ")
+    finally:
+        for connection in silent:
+            connection.close()
+        page.close()
+
+
 def test_one_trace_is_collected_at_a_time(own_page: Page) -> None:
     path = "/api/jobs/one/rounds/3/trace?cluster=1"
     with futures.ThreadPoolExecutor(1) as thread:

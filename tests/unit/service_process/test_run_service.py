@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ def end_process(status: int) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
     """Lists the calls of what would change this process. Restores the handlers of signals."""
     made: list[tuple[Any, ...]] = []
-    for name in ("configure_logging", "tune_allocator", "_exit_with_parent"):
+    for name in ("configure_logging", "tune_allocator", "raise_open_files", "_exit_with_parent"):
         monkeypatch.setattr(
             service_process, name, lambda *given, name=name: made.append((name, *given))
         )
@@ -78,6 +79,7 @@ def test_ready_file_has_the_addresses_and_sigterm_drains(
     expected = {
         ("configure_logging", "text", "tester", "me"),
         ("tune_allocator",),
+        ("raise_open_files",),
         ("_exit_with_parent", 7),
     }
     assert set(calls) == expected
@@ -143,3 +145,23 @@ def test_process_ends_itself_when_its_parent_has_ended(monkeypatch: pytest.Monke
         service_process._exit_with_parent(7)
     assert signals == [(os.getpid(), signal.SIGTERM)]
     assert naps == [0.5, 0.5, 5.0]  # The process has 5 s to drain.
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1024, 4096), (4096, 4096)),
+        ((1024, 10**9), (service_process.MOST_OPEN_FILES, 10**9)),
+        ((1024, resource.RLIM_INFINITY), (service_process.MOST_OPEN_FILES, resource.RLIM_INFINITY)),
+        ((10**6, 10**6), None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+    ],
+)
+def test_limit_of_open_files_is_raised_as_far_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], after: tuple[int, int] | None
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: before)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, given: limits.append(given))
+    service_process.raise_open_files()
+    assert limits == ([after] if after else [])

@@ -9,6 +9,7 @@ import logging
 import socket
 import ssl
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,24 @@ logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
 SILENCE_SECONDS = 10.0
-"""A connection without a request is closed after one to two times this time."""
+"""A connection without a request is closed after one to two times this time, and one without a TLS handshake after it."""
 _MOST_HEADER_BYTES = 16_384
 _DRAIN_SECONDS = 3.0
+
+
+class _Listener(socket.socket):
+    """Closes connections beyond the limit at once, so also those whose TLS handshake never ends are few."""
+
+    _open: tuple[socket.socket, ...] = ()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        self._open = tuple(each for each in self._open if each.fileno() >= 0)
+        if len(self._open) >= MOST_CONNECTIONS:
+            connection.close()
+            raise ConnectionAbortedError  # asyncio goes on with the next one.
+        self._open += (connection,)
+        return connection, address
 
 
 class WebServer:
@@ -108,7 +124,15 @@ class WebServer:
         config.ssl = self._context
         self._server = uvicorn.Server(config)
         if not self._closed.is_set():
-            self._server.run(sockets=[self._socket])
+            asyncio.run(self._serve(self._server))
+
+    async def _serve(self, server: "uvicorn.Server") -> None:
+        if self._context is not None:
+            # uvicorn does not pass it on, and the default is 60 s.
+            loop = asyncio.get_running_loop()
+            hasty = partial(loop.create_server, ssl_handshake_timeout=SILENCE_SECONDS)
+            vars(loop)["create_server"] = hasty
+        await server.serve(sockets=[self._socket])
 
 
 def _bind(listen: str) -> tuple[str, socket.socket]:
@@ -116,9 +140,8 @@ def _bind(listen: str) -> tuple[str, socket.socket]:
     host = host.strip("[]")
     try:
         family = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][0]
-        return host, socket.create_server(
-            (host, int(port)), family=family, backlog=MOST_CONNECTIONS
-        )
+        bound = socket.create_server((host, int(port)), family=family, backlog=MOST_CONNECTIONS)
+        return host, _Listener(fileno=bound.detach())
     except (OSError, ValueError, OverflowError) as error:
         raise InvalidInputError(
             f"cannot serve the page on {listen} ({error}): choose another address with --web, port 0 for any free port, or "
@@ -168,8 +191,6 @@ def _protocol() -> type[asyncio.Protocol]:
                 "chain": _chain(tls) if shown else None,
             }
             self._silent = self.loop.call_later(SILENCE_SECONDS, self._end_silent, None)
-            if len(self.connections) > MOST_CONNECTIONS:
-                transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._silent.cancel()

@@ -1,0 +1,130 @@
+"""Keeps connections that make no call from taking the descriptors of a process, and the places of its other callers.
+
+gRPC closes a connection at once if there are too many, and one that shows no certificate after a while. It neither tells of
+connections nor limits those of an address. So this looks at the sockets of the process itself.
+"""
+
+import logging
+import os
+import resource
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from collapipe.rpc.caller_connections import CallerConnections, End, end_at
+
+MOST_CONNECTIONS = 4096
+"""Connections to a server at a time. A scheduler with 1,200 hosts needs fewer. Each takes up to 50 kB before its first call."""
+
+LOOK_SECONDS = 0.5
+"""Least time between two looks. After one that closed nothing, the next comes 20 times as long after it as it took."""
+
+_DESCRIPTORS = "/proc/self/fd"
+
+_TOLD_SECONDS = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+def most_connections() -> int:
+    """Returns how many connections a server takes: half of the descriptors at most. The others are for files and own calls."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, soft // 2)
+
+
+def surplus(silent: Sequence[End], most: int) -> list[End]:
+    """Returns which silent connections to close, so that `most` are left: those of the IP address that has most of them.
+
+    Of one address, the oldest go first. A host that shares its address with an attacker needs a moment only.
+
+    Args:
+        silent: Oldest first.
+    """
+    of_address = Counter(address for address, _ in silent)
+    crowded = sorted(silent, key=lambda end: -of_address[end[0]])
+    return crowded[: max(0, len(silent) - most)]
+
+
+class SilentConnections:
+    """Closes connections to a server that have made no call, if there are too many of them.
+
+    Args:
+        port: The port of the server.
+        called: Knows the connections that have made a call.
+        most: Connections without a call that may stay.
+    """
+
+    def __init__(self, port: int, called: CallerConnections, most: int) -> None:
+        self._port = port
+        self._called = called
+        self._most = most
+        self._silent: dict[End, None] = {}
+        """Oldest first, as of the last look that found many descriptors in use."""
+        self._told_at = -_TOLD_SECONDS
+        self._closed = threading.Event()
+        if os.path.isdir(_DESCRIPTORS):
+            threading.Thread(target=self._watch, name="silent connections", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the thread that looks."""
+        self._closed.set()
+
+    def _watch(self) -> None:
+        wait_seconds = LOOK_SECONDS
+        while not self._closed.wait(wait_seconds):
+            started = time.monotonic()
+            num_closed = 0
+            # Without a free descriptor, none can be looked at. The next look may find one.
+            with suppress(OSError):
+                num_closed = self._look()
+            took = time.monotonic() - started
+            wait_seconds = LOOK_SECONDS if num_closed else max(LOOK_SECONDS, 20 * took)
+
+    def _look(self) -> int:
+        """Closes the surplus, and returns its number."""
+        if len(os.listdir(_DESCRIPTORS)) <= self._most:
+            return 0
+        called = self._called.ends()
+        silent = {end: None for _, end in _connections(self._port) if end not in called}
+        # A dict keeps the place of a key that it has already.
+        self._silent = {end: None for end in self._silent if end in silent} | silent
+        ends = set(surplus(list(self._silent), self._most))
+        if ends:
+            for connection, end in _connections(self._port):
+                if end in ends:
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)  # gRPC sees its end, and closes it.
+            self._tell(ends)
+        return len(ends)
+
+    def _tell(self, ends: set[End]) -> None:
+        now = time.monotonic()
+        if now - self._told_at < _TOLD_SECONDS:
+            return
+        self._told_at = now
+        ((address, number),) = Counter(address for address, _ in ends).most_common(1)
+        logger.warning(
+            "closed %d connections that had made no call, %d of them from %s: more than %d were open, so let only hosts and "
+            "clients reach port %d",
+            *(len(ends), number, address, self._most, self._port),
+        )
+
+
+def _connections(port: int) -> Iterator[tuple[socket.socket, End]]:
+    """Yields the connections to a port of this process, each with the side of its caller.
+
+    Each socket is a duplicate, which is closed before the next one comes. So another thread cannot give its number to another
+    file meanwhile.
+    """
+    for name in os.listdir(_DESCRIPTORS):
+        with suppress(OSError):  # It was closed meanwhile, or it listens.
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family == socket.AF_UNIX or connection.getsockname()[1] != port:
+                    continue
+                yield connection, end_at(*connection.getpeername()[:2])
