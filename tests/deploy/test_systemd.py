@@ -6,6 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from collapipe.service_process import MOST_OPEN_FILES
 from collapipe_client.cli import app
 from collapipe_client.doctor import BoxSettings
 
@@ -44,6 +45,10 @@ def test_variables_of_the_environment_are_settings_of_services() -> None:
     names = re.findall(r"COLLAPIPE_(\w+)=", _template())
     assert len(names) == 5
     assert {name.lower() for name in names} <= set(BoxSettings.model_fields)
+
+
+def test_service_may_open_as_many_files_as_it_uses() -> None:
+    assert f"\nLimitNOFILE={MOST_OPEN_FILES}\n" in _template()
 
 
 def test_service_has_more_time_to_stop_than_draining_needs() -> None:
