@@ -75,7 +75,8 @@ def test_ready_file_has_the_addresses_and_sigterm_drains(
         drain=drain,
     )
     (page,) = drained
-    assert b"collapipe_process_peak_resident_memory_bytes" in page
+    for name in (b"collapipe_process_peak_resident_memory_bytes", b"process_max_fds"):
+        assert b"\n" + name + b" " in page
     expected = {
         ("configure_logging", "text", "tester", "me"),
         ("tune_allocator",),
