@@ -16,6 +16,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding, shortened
 from collapipe.job import JobConfig
 from collapipe.pretrained_directories import pretrained_directory
+from collapipe.printable import printable
 from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
@@ -251,7 +252,7 @@ def rollback(
             found = client.find_job(job)
             if not yes and num_rounds < found.num_rounds_committed:
                 typer.confirm(
-                    f"Go back from {found.num_rounds_committed} to {num_rounds} committed rounds of {found.job_id}, and delete "
+                    f"Go back from {found.num_rounds_committed} to {num_rounds} committed rounds of {printable(found.job_id)}, and delete "
                     "what was trained since?",
                     abort=True,
                     err=True,

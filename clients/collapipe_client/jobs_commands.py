@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from collapipe.errors import InvalidInputError
+from collapipe.printable import indented, printable
 from collapipe.v1.scheduler_pb2 import (
     JobState,
     JobStatus,
@@ -129,10 +130,10 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
         }
         for name, text in lines.items():
             if text:
-                say(f"  {name}: {text}")
+                say(f"  {name}: {indented(text)}")
             if name == "evaluation":
                 for line in definition_lines(status.evaluation):
-                    say(f"  {line}")
+                    say(f"  {indented(line)}")
 
 
 @jobs_app.command("compare")
@@ -227,7 +228,7 @@ def _delete(
         say("there is nothing to delete")
     if jobs and not yes:
         names = ", ".join(status.job_id for status in jobs)
-        typer.confirm(f"Delete {names} with all models?", abort=True, err=True)
+        typer.confirm(f"Delete {printable(names)} with all models?", abort=True, err=True)
     for status in jobs:
         client.delete(status.job_id)
         if as_json:

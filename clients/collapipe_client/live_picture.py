@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from collapipe.printable import printable
 from collapipe_client.quantities import say_duration, say_mbit
 from collapipe_client.trouble import say_trouble
 from collapipe_client.view_state import (
@@ -28,6 +29,8 @@ _WIDE = 110
 """With fewer columns, details are left out."""
 _COLUMNS_OF_ROUND = 26
 _MOST_NAMED = 4
+_MOST_CHARACTERS = 600
+"""Of a paragraph. The rest is cut, because it would push clusters out of the picture."""
 _LEAST_ROWS = 3
 """Lines of a cluster: its steps, one host, and how many more it has."""
 
@@ -270,7 +273,7 @@ def _stage_table(cluster: ClusterView, now: _Now, most: int, width: int) -> Rend
         rates = _say_link(link, width)
         table.add_row(
             Text("  >" if mark else "   ", style="red"),
-            Text(stage.host_id, style="red" if is_slow else ""),
+            Text(printable(stage.host_id), style="red" if is_slow else ""),
             Text(stage.units),
             Text(f"{share:4.0%} busy", style="red" if is_slow else ""),
             _say_memory(now.hosts.get(stage.host_id, {}), width),
@@ -326,12 +329,15 @@ def _names(ids: Sequence[str]) -> str:
 
 def _line(text: str, style: str = "") -> Text:
     """Returns text for one line. What does not fit ends with dots."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def _paragraph(text: str, style: str = "") -> Padding:
     """Returns text that goes on in further lines, with the same indent."""
-    return Padding(Text(text, style=style), (0, 0, 0, 2), expand=False)
+    words = printable(" ".join(text.split()))
+    if len(words) > _MOST_CHARACTERS:
+        words = f"{words[: _MOST_CHARACTERS - 1]}…"
+    return Padding(Text(words, style=style), (0, 0, 0, 2), expand=False)
 
 
 def _row(name: str, bar: ProgressBar, facts: str) -> Table:

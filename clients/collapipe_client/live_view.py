@@ -13,6 +13,7 @@ from typing_extensions import Self
 from collapipe.v1.scheduler_pb2 import WatchJobResponse
 from collapipe_client.live_picture import render
 from collapipe_client.message_json import to_document
+from collapipe_client.reporting import Terminal
 from collapipe_client.trouble import incident_lines, is_warning
 from collapipe_client.view_state import JobView, apply_event, progress_lines
 
@@ -70,7 +71,7 @@ class Display:
 
 def make_display(as_json: bool) -> Display:
     """Chooses a display: JSON if asked for, a live picture in a terminal, and lines of text elsewhere."""
-    console, notes = Console(emoji=False), Console(stderr=True, emoji=False)
+    console, notes = Terminal(), Terminal(stderr=True)
     if as_json:
         return JsonDisplay(notes)
     return LiveDisplay(console) if console.is_terminal else PlainDisplay(console, notes)

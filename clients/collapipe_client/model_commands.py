@@ -10,6 +10,7 @@ import typer
 from collapipe.errors import InvalidInputError
 from collapipe.finding import shortened
 from collapipe.mistakes import say_some
+from collapipe.printable import printable
 from collapipe.rpc.finding_messages import from_message
 from collapipe.v1.model_use_pb2 import AnswerPiece
 from collapipe_client.cli_options import AsJson, takes_option_groups
@@ -197,14 +198,19 @@ def _judged(
 
 
 def _print_answers(pieces: Iterator[AnswerPiece]) -> None:
-    """Prints the answers in the order of the texts. The next one is printed while it is generated."""
+    """Prints the answers in the order of the texts. The next one is printed while it is generated.
+
+    A file gets them as they are. A terminal obeys nothing in them.
+    """
+    shows_words = sys.stdout.isatty()
     kept: dict[int, list[AnswerPiece]] = {}
     current = 0
     for piece in pieces:
         kept.setdefault(piece.text_index, []).append(piece)
         while current in kept:
             shown = kept.pop(current)
-            print("".join(each.text for each in shown), end="", flush=True)
+            text = "".join(each.text for each in shown)
+            print(printable(text, keep="\n\t") if shows_words else text, end="", flush=True)
             if not shown[-1].is_last:
                 break
             print(flush=True)

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from collapipe.errors import NotFoundError
+from collapipe.printable import indented
 from collapipe.v1.plan_pb2 import Plan
 from collapipe.v1.scheduler_pb2 import JOB_STATE_UNREADABLE, JobStatus
 from collapipe_client.cli_options import AsJson, takes_option_groups
@@ -179,7 +180,7 @@ def _wrapped(line: str) -> str:
     """Wraps a statement in a terminal, under its indentation. Other readers get it as one line."""
     console = Console()
     if not console.is_terminal:
-        return line
+        return indented(line)
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     wrapped = textwrap.fill(
         re.sub(_BEFORE_UNIT, "\xa0", line),  # A number stays with its unit.

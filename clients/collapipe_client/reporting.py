@@ -13,12 +13,30 @@ import typer
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from collapipe.errors import CollapipeError, InvalidInputError, NotFoundError
+from collapipe.printable import indented, printable
 
 _UNLIMITED = 100_000
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 """The exit codes of the command; 0 means success."""
+
+
+class Terminal(Console):
+    """A console that shows text as it is: neither rich nor the terminal obeys what words of other machines contain."""
+
+    _kept = "\n\t"
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text, self._kept), **options)
+
+
+class _TableTerminal(Terminal):
+    _kept = ""  # A line break would begin what looks like another row.
 
 
 def print_json(document: Any) -> None:
@@ -27,13 +45,13 @@ def print_json(document: Any) -> None:
 
 
 def say(message: str) -> None:
-    """Prints a text unchanged, without markup or wrapping."""
-    Console(emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
+    """Prints a text without markup or wrapping."""
+    Terminal().print(message, soft_wrap=True)
 
 
 def complain(message: str) -> None:
     """Prints a text to stderr, like `say`."""
-    Console(stderr=True, emoji=False).print(message, markup=False, highlight=False, soft_wrap=True)
+    Terminal(stderr=True).print(message, soft_wrap=True)
 
 
 def page_line(link: str) -> str:
@@ -47,12 +65,12 @@ def plain_table(*columns: str) -> Table:
 
 
 def print_table(table: Table, width: int | None = None) -> None:
-    """Prints a table with its texts unchanged, like `say`.
+    """Prints a table with its texts as they are, like `say`.
 
     Args:
         width: In characters. `None` takes that of the terminal. Elsewhere, each line is as long as it needs, so nothing is cut.
     """
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
+    console = _TableTerminal(width=width)
     if width is None and not console.is_terminal and "COLUMNS" not in os.environ:
         unlimited = console.options.update_width(_UNLIMITED)
         console.width = max(console.width, Measurement.get(console, unlimited, table).maximum)
@@ -84,7 +102,7 @@ def exit_codes(as_json: bool) -> Iterator[None]:
         if as_json:
             print_json({"event": "error", "message": message, "exit_code": code})
         else:
-            complain(f"error: {message}")
+            complain(f"error: {indented(message)}")
         raise typer.Exit(code) from error
     except KeyboardInterrupt as error:
         if as_json:

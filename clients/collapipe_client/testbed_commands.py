@@ -9,6 +9,7 @@ import typer
 
 from collapipe.errors import NotFoundError
 from collapipe.mistakes import did_you_mean
+from collapipe.printable import indented
 from collapipe.v1.scheduler_pb2 import HostRole, HostStatus, JobStatus
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson, WorkspaceOption, takes_option_groups
@@ -171,11 +172,13 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             for host in hosts:
                 if host.suspicion:
                     until = say_moment(host.suspected_until, now)
-                    say(f"  {host.host.host_id} is suspected until {until}: {host.suspicion}")
+                    say(
+                        f"  {host.host.host_id} is suspected until {until}: {indented(host.suspicion)}"
+                    )
             print_table(job_table(jobs))
             for job in jobs:
                 if trouble := say_trouble(job.trouble, now, job.message):
-                    say(f"  job {job.job_id}: {trouble}")
+                    say(f"  job {job.job_id}: {indented(trouble)}")
                 if job.HasField("privacy_loss"):
                     say(f"  job {job.job_id}: {say_privacy_loss(job.privacy_loss)}")
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from collapipe.errors import NotFoundError
+from collapipe.printable import indented
 from collapipe_client.cli_options import AsJson, takes_option_groups
 from collapipe_client.endpoint import EndpointOptions, need_endpoint
 from collapipe_client.plan_commands import JobOption, RoundNumber, choose_round
@@ -74,7 +75,7 @@ def trace(
                 f"the clock of each host agrees with that of the scheduler within {1000 * uncertainty:.3g} ms"
             )
             for reason in missing.values():
-                complain(f"not in the file: {reason}")
+                complain(f"not in the file: {indented(reason)}")
         if show:
             show_in_browser(file, complain)
 

@@ -5,6 +5,7 @@ from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from collapipe.printable import indented
 from collapipe.v1.scheduler_pb2 import (
     HostStatus,
     IncidentCode,
@@ -44,13 +45,13 @@ def say_trouble(trouble: JobTrouble, now: float, message: str = "") -> str:
 def incident_lines(event: WatchJobResponse) -> list[str]:
     """Returns the code and the text of an incident or a warning, or a note about the data; nothing for other events."""
     if event.HasField("warning"):
-        return [f"warning: {event.warning.message}: {event.warning.advice}"]
+        return [indented(f"warning: {event.warning.message}: {event.warning.advice}")]
     if event.HasField("data_note"):
-        return [f"{'warning: ' * event.data_note.is_warning}{event.data_note.message}"]
+        return [indented(f"{'warning: ' * event.data_note.is_warning}{event.data_note.message}")]
     if not event.HasField("incident"):
         return []
     code = enum_word(IncidentCode.Name(event.incident.code), "IncidentCode")
-    return [f"{code}: {event.incident.message}"]
+    return [indented(f"{code}: {event.incident.message}")]
 
 
 def is_warning(event: WatchJobResponse) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from collapipe.evaluation import evaluation_delay
+from collapipe.printable import indented
 from collapipe.unit_names import unit_words
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress, StageReport
 from collapipe.v1.plan_pb2 import Stage
@@ -283,7 +284,7 @@ def progress_lines(before: JobView, after: JobView) -> list[str]:
         )
         if after.privacy_loss is not None:
             lines.append(say_privacy_loss(after.privacy_loss))
-    return lines
+    return [indented(line) for line in lines]
 
 
 def late_words(view: JobView) -> str:

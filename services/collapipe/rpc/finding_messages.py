@@ -1,6 +1,7 @@
 """Findings as messages between services."""
 
 from collapipe.finding import Finding
+from collapipe.printable import printable
 from collapipe.v1 import job_pb2
 
 _MOST_CHARACTERS = 1000
@@ -29,7 +30,4 @@ def from_message(message: job_pb2.Finding) -> Finding:
 
 def harmless(text: str) -> str:
     """Cuts a text of another host, and escapes what a terminal would obey, such as line breaks and control sequences."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode()
-        for c in text[:_MOST_CHARACTERS]
-    )
+    return printable(text[:_MOST_CHARACTERS])

@@ -5,6 +5,7 @@ import errno
 import grpc
 
 from collapipe import errors
+from collapipe.printable import printable
 
 _CODES: list[tuple[type[errors.CollapipeError], grpc.StatusCode]] = [
     (errors.InvalidInputError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -81,7 +82,7 @@ def explain_unexpected(error: Exception) -> str:
 
 def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
     """Returns the error that made a call to `peer`, a host id or name, fail."""
-    code, explanation = error.code(), error.details() or ""
+    code, explanation = error.code(), printable(error.details() or "", keep="\n")
     metadata = {item.key: item.value for item in error.trailing_metadata() or ()}
     blamed = metadata.get(BLAMED_HOST_KEY)
     if isinstance(blamed, bytes) and code is to_code(errors.DivergedError("")):

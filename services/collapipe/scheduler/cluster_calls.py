@@ -15,6 +15,7 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.rpc import ChannelPool
+from collapipe.rpc.finding_messages import harmless
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.job_preparation import PreparedJob
@@ -26,8 +27,6 @@ from collapipe.scheduler.round_progress import RoundProgress, limit_seconds
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 
 _END_TRAINING_SECONDS = 10.0
-_MOST_CHARACTERS = 1000
-"""What is shown of the words of a control unit."""
 
 
 class ClusterCalls:
@@ -82,7 +81,7 @@ class ClusterCalls:
             if event == "progress":
                 # A control unit speaks for its own cluster only.
                 response.progress.cluster_index = index
-                response.progress.waiting_for = response.progress.waiting_for[:_MOST_CHARACTERS]
+                response.progress.waiting_for = harmless(response.progress.waiting_for)
                 if response.progress.candidate_copied:
                     self.has_copy.add(index)
                 on_progress(response.progress)
@@ -142,7 +141,7 @@ class ClusterCalls:
                         control_unit, f"{control_unit} sent {wrong}: look at its log"
                     )
                 if progress.take(response):
-                    told = response.progress.waiting_for[:_MOST_CHARACTERS] or "nothing"
+                    told = harmless(response.progress.waiting_for) or "nothing"
                     raise PeerFaultyError(
                         control_unit,
                         f"{control_unit} has sent signs of life for {progress.limit_seconds:.0f} s without progress (it waits for: {told}): "

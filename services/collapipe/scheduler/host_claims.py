@@ -7,6 +7,7 @@ import grpc
 from collapipe.certificates import Role
 from collapipe.certificates.identity import IN_A_CLUSTER, MAX_CLUSTER
 from collapipe.errors import InvalidInputError
+from collapipe.printable import printable
 from collapipe.rpc import check_addresses, check_is_caller
 from collapipe.scheduler.host_registry import ROLE_NAMES
 from collapipe.v1 import scheduler_pb2
@@ -41,6 +42,13 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
     if any(len(text) > _MOST_CHARACTERS for text in (*texts, host.metrics_address)):
         raise InvalidInputError(
             f"a host registers with a name or an address of more than {_MOST_CHARACTERS} characters: shorten it"
+        )
+    if wrong := next(
+        (text for text in (*texts, host.metrics_address) if text != printable(text)), ""
+    ):
+        raise InvalidInputError(
+            f"a host registers with a name or an address that contains control characters, {wrong!r}: correct --host-id, "
+            "--advertise or --metrics-listen"
         )
     if host.role not in ROLE_NAMES:
         raise InvalidInputError(

@@ -1,15 +1,31 @@
-"""Logs of a service, one line per record: text for people or JSON for log collectors."""
+"""Logs of a service, one line per record: text for people or JSON for log collectors.
+
+In text, only a traceback has further lines, which are indented.
+"""
 
 import json
 import logging
 import sys
 import time
-from typing import Literal
+from typing import Any, Literal
+
+from collapipe.printable import indented, printable
 
 LogFormat = Literal["text", "json"]
 
 _EXTRA_KEYS = ("code", "job_id", "host_ids")
 """What the records of failures and recoveries of a job have beyond their text."""
+
+
+class _TextFormatter(logging.Formatter):
+    """Messages contain words of other hosts, which must not look like records of their own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        return indented(f"\n{super().formatException(ei)}")[1:]
 
 
 class _JsonFormatter(logging.Formatter):
@@ -39,6 +55,6 @@ def configure_logging(log_format: LogFormat, service: str, host_id: str) -> None
         handler.setFormatter(_JsonFormatter(service, host_id))
     else:
         text = f"%(asctime)s %(levelname)-7s {host_id} %(name)s: %(message)s"
-        handler.setFormatter(logging.Formatter(text))
+        handler.setFormatter(_TextFormatter(text))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -44,6 +44,11 @@ def test_error_arrives_with_its_type_and_text(arity: str) -> None:
             assert (failure.code(), type(arrived), str(arrived)) == (code, type(error), TEXT)
 
 
+def test_text_that_a_terminal_would_obey_arrives_escaped() -> None:
+    with serving(raising(errors.InvalidInputError("\x1b]0;x\x07\u202e\none"))) as served:
+        assert str(served.error()) == "\\x1b]0;x\\x07\\u202e\none"
+
+
 @pytest.mark.parametrize("host_id", ["device-1", "gerät 1", "10.0.0.1:5000", ""])
 def test_lost_peer_of_the_server_is_named_to_the_caller(host_id: str) -> None:
     with serving(raising(errors.PeerLostError(host_id, "gone"))) as served:

@@ -24,6 +24,25 @@ def test_text_is_one_line_with_the_host(capsys: pytest.CaptureFixture[str]) -> N
     assert re.fullmatch(r"[-\d]+ [\d:,]+ WARNING device-1 collapipe\.x: took 3 s\n", err)
 
 
+def test_words_of_others_begin_no_line_and_command_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("text", "device-agent", "device-1")
+    forged = "2026-01-01 00:00:00,000 INFO    device-1 collapipe.x: all is well"
+    words = f"\x1b[2J\n{forged}\u2028{forged}\r{forged}\x85\u202e"
+    log = logging.getLogger("collapipe.x")
+    log.warning("%s", words)
+    try:
+        raise ValueError(words)
+    except ValueError:
+        log.exception("failed: %s", words)
+    printed = capsys.readouterr().err
+    assert {c for c in printed if not c.isprintable()} == {"\n"}
+    begins = [line for line in printed.splitlines() if not line.startswith("    ")]
+    assert [" WARNING " in begins[0], " ERROR " in begins[1]] == [True, True]
+    assert len(begins) == 2 and "Traceback" in printed and "ValueError" in printed
+
+
 def test_json_is_one_object_a_line_even_with_a_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
