@@ -10,6 +10,8 @@ from collapipe_client.plot_files import Plot, panels, style
 
 _COLOURS = ("#4a7fd0", "#d1495b", "#1a9a6c", "#b8860b", "#9a6cc0", "#1296a8", "#7d8790")
 """They can be told apart from a white and from a dark background."""
+_MOST_CHARACTERS = 60
+"""Of a name in a plot. Longer ones would make the curves small."""
 _MOST_MARKED = 40
 """Curves with more points have no marks."""
 _MOST_QUEUES = len(_COLOURS)
@@ -86,18 +88,30 @@ def _curves(
     drawn = {what: curve for what, curve in curves.items() if curve and len(curve[0])}
     if not drawn:
         return None
+    title, label = _cut(title), _cut(label)
     with style(name):
         figure, (axes,) = panels(title, records.subtitle)
         for colour, (what, (x, y)) in zip(_COLOURS, drawn.items(), strict=False):
             marker = "o" if len(x) <= _MOST_MARKED else ""
             dashes = "--" if what == "predicted" else "-"
             axes.plot(
-                x, y, dashes, color=colour, linewidth=1.5, marker=marker, markersize=3, label=what
+                x,
+                y,
+                dashes,
+                color=colour,
+                linewidth=1.5,
+                marker=marker,
+                markersize=3,
+                label=_cut(what),
             )
         _finish(axes, label, from_zero)
         figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     first = "" if caption[0].isupper() else f"{title} "
     return Plot(name, title, f"{first}{caption}", figure)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
 
 
 def _parts(records: JobRecords) -> Plot | None:

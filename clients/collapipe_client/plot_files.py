@@ -60,7 +60,10 @@ class Plot:
         )
         picture = re.sub(r' xmlns(:xlink)?="[^"]*"', "", picture)
         # Identities are those of the whole page, and each plot brings its own.
-        picture = re.sub(r'(id="|href="#|url\(#)', rf"\1{self.name}-", picture)
+        own = re.sub(
+            r"\W", "-", self.name, flags=re.ASCII
+        )  # The name may be one that a host chose.
+        picture = re.sub(r'(id="|href="#|url\(#)', rf"\1{own}-", picture)
         picture = picture.replace(TEXT_COLOUR, "currentColor")
         picture = picture.replace("<svg ", f'<svg role="img" aria-label="{escape(self.title)}" ', 1)
         return tag("figure", Html(picture), tag("figcaption", self.caption))
@@ -89,6 +92,7 @@ def style(salt: str) -> Iterator[None]:
         {
             "svg.hashsalt": salt,
             "svg.fonttype": "none",  # Text stays text.
+            "text.parse_math": False,  # A name may contain "$".
             "font.size": 9,
             "axes.spines.top": False,
             "axes.spines.right": False,

@@ -3,6 +3,7 @@
 The format is described at https://perfetto.dev/docs/reference/synthetic-track-event.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ from collapipe.v1.trace_pb2 import Span
 
 _SEQUENCE = 1
 """Every packet belongs to one sequence, because one writer makes them all."""
+_MOST_SECONDS = 1e9
+"""On the clock of a host, which counts from its start. Larger times are no times, and do not fit into a trace."""
+_MOST_BYTES = 1 << 50
 _NAMED_FIRST = ("round", "compute", "send", "receive", "weights")
 """The beginnings of the tracks that come first in a host, in this order."""
 
@@ -51,19 +55,40 @@ class HostTrace:
 
 
 def read_hosts(messages: Iterable[GetTraceResponse]) -> list[HostTrace]:
-    """Collects the messages of each host, in the order of their first message."""
+    """Collects the messages of each host, in the order of their first message.
+
+    Hosts may send anything. Spans that cannot be are left out, and `missing` says how many.
+    """
     hosts: dict[str, HostTrace] = {}
+    num_wrong: Counter[str] = Counter()
     for message in messages:
         host = hosts.setdefault(message.host_id, HostTrace(host_id=message.host_id))
-        host.spans += message.spans
+        spans = [span for span in message.spans if _is_possible(span, message)]
+        num_wrong[host.host_id] += len(message.spans) - len(spans)
+        host.spans += spans
         host.missing = message.missing
-        if message.spans:
+        if spans:
             host.clock_offset_seconds = message.clock_offset_seconds
             host.unix_offset_seconds = message.unix_offset_seconds
             host.clock_uncertainty_seconds = max(
                 host.clock_uncertainty_seconds, message.clock_uncertainty_seconds
             )
+    for host_id, number in num_wrong.items():
+        if number:
+            wrong = f"{number} spans of {host_id} are left out, because their names, times or sizes cannot be"
+            hosts[host_id].missing = "; ".join(filter(None, (hosts[host_id].missing, wrong)))
     return list(hosts.values())
+
+
+def _is_possible(span: Span, message: GetTraceResponse) -> bool:
+    times = span.started_seconds, span.ended_seconds, message.clock_offset_seconds
+    return (
+        bool(span.track.strip() and span.name.strip())
+        and span.started_seconds <= span.ended_seconds
+        and all(abs(each) <= _MOST_SECONDS for each in times)
+        and 0 <= message.clock_uncertainty_seconds <= _MOST_SECONDS
+        and span.bytes <= _MOST_BYTES
+    )
 
 
 def write_trace(file: Path, title: str, hosts: list[HostTrace]) -> int:

@@ -133,6 +133,39 @@ def test_messages_of_a_host_are_joined() -> None:
     assert (a.missing, b.missing, b.spans) == ("a went away", "b sends no heartbeats", [])
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        span("t", "", 1, 2),
+        span("", "work", 1, 2),
+        span(" ", "\t", 1, 2),
+        span("t", "work", float("nan"), 2),
+        span("t", "work", 1, float("inf")),
+        span("t", "work", 1, 1e300),
+        span("t", "work", -1e300, 2),
+        span("t", "work", 2, 1),
+        span("t", "send a", 1, 2, peer="b", bytes=2**64 - 1),
+    ],
+    ids=str,
+)
+def test_spans_that_cannot_be_are_left_out_and_counted(tmp_path: Path, wrong: Span) -> None:
+    right = span("t", "work", 1, 2)
+    messages = [GetTraceResponse(host_id="a", spans=[right, wrong]) for _ in range(2)]
+    [host] = read_hosts(messages)
+    assert len(written(tmp_path, host).slices) == len(host.spans) == 2
+    assert "2 spans" in host.missing
+
+
+@pytest.mark.parametrize("offset", [float("nan"), float("-inf"), 1e300])
+def test_host_whose_clock_cannot_be_is_left_out(tmp_path: Path, offset: float) -> None:
+    one = [span("t", "work", 1, 2)]
+    good = GetTraceResponse(host_id="a", spans=one)
+    clock = GetTraceResponse(host_id="b", clock_offset_seconds=offset, spans=one)
+    unsure = GetTraceResponse(host_id="b", clock_uncertainty_seconds=offset, spans=one)
+    hosts = read_hosts([good, clock, unsure])
+    assert len(written(tmp_path, *hosts).slices) == 1 and "2 spans" in hosts[1].missing
+
+
 def test_folder_that_does_not_exist_is_named_with_the_remedy(tmp_path: Path) -> None:
     host = HostTrace(host_id="a", spans=[span("t", "work", 0, 1)])
     with pytest.raises(InvalidInputError, match="none.*--output"):
