@@ -1,5 +1,6 @@
 """`collapipe context`: names deployments, so that commands need no addresses and certificates."""
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -26,7 +27,7 @@ def add(name: Name, endpoint_options: EndpointOptions, as_json: AsJson = False) 
         if not name or endpoint_options.scheduler is None:
             raise InvalidInputError(
                 "--scheduler is not given: name the scheduler of the deployment, for example "
-                f"collapipe context add {name or 'lab'} --scheduler HOST:7100 --tls-ca FILE --tls-cert FILE --tls-key FILE"
+                f"collapipe context add {shlex.quote(name or 'lab')} --scheduler HOST:7100 --tls-ca FILE --tls-cert FILE --tls-key FILE"
             )
         # It refuses an address or a certificate that no call could use.
         find_endpoint(endpoint_options)
@@ -47,7 +48,9 @@ def add(name: Name, endpoint_options: EndpointOptions, as_json: AsJson = False) 
         if as_json:
             print_json({"added": name})
         else:
-            say(f"context {name} is kept: `collapipe context use {name}` makes all commands use it")
+            say(
+                f"context {name} is kept: `collapipe context use {shlex.quote(name)}` makes all commands use it"
+            )
 
 
 @context_app.command("use")

@@ -4,6 +4,7 @@ They are in `collapipe/contexts.json` in the user's folder of configurations, wi
 """
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Contexts:
             hint = did_you_mean(name, known)
             choice = f"choose one of {', '.join(known)}, or " if known else ""
             raise NotFoundError(
-                f"there is no context {name!r}: {hint}{choice}make it with `collapipe context add {name}`"
+                f"there is no context {name!r}: {hint}{choice}make it with `collapipe context add {shlex.quote(name)}`"
             )
         return self.by_name[name]
 

@@ -6,6 +6,7 @@ Several processes may use the folder at a time: a lock makes each operation atom
 import datetime
 import fcntl
 import logging
+import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -77,7 +78,7 @@ class AuthorityFolder:
     ) -> None:
         if not self.exists(folder):
             raise InvalidInputError(
-                f"there is no authority in {folder}: make one with `collapipe certs init {folder}`"
+                f"there is no authority in {folder}: make one with `collapipe certs init {shlex.quote(str(folder))}`"
             )
         if self.is_old(folder):
             raise InvalidInputError(
@@ -419,7 +420,10 @@ class AuthorityFolder:
 
     def _check_issuer(self) -> None:
         """Raises `InvalidInputError` if nobody would accept what the issuing authority signs."""
-        now, remedy = self._clock(), f"make a new one with `collapipe certs issuing {self._folder}`"
+        now, remedy = (
+            self._clock(),
+            f"make a new one with `collapipe certs issuing {shlex.quote(str(self._folder))}`",
+        )
         if now < self.issuer.not_valid_before_utc:
             raise InvalidInputError(
                 f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but the authority was made after "

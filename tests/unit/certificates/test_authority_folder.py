@@ -35,6 +35,13 @@ def test_only_the_owner_can_read_the_keys(
     assert authority.ca_file.stat().st_mode & 0o777 == 0o644
 
 
+def test_printed_command_has_the_folder_as_a_shell_needs_it(tmp_path: Path) -> None:
+    folder = tmp_path / "a; $(b)"
+    with pytest.raises(InvalidInputError) as refused:
+        AuthorityFolder(folder)
+    assert f"certs init '{folder}'`" in str(refused.value)
+
+
 def test_authority_is_never_overwritten(authority: AuthorityFolder, folder: Path) -> None:
     before = authority.ca_file.read_bytes()
     with pytest.raises(InvalidInputError, match=str(folder)):

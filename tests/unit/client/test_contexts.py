@@ -18,6 +18,15 @@ def test_commands_use_the_context_that_is_named_or_in_use(fake: FakeServices) ->
     assert "nothing is up" in run("status").stdout
 
 
+def test_printed_commands_have_names_as_a_shell_needs_them() -> None:
+    name = "my lab; true"
+    assert (
+        f"use '{name}'`" in run("context", "add", name, "--scheduler", "h:1", "--insecure").stdout
+    )
+    for command in (["context", "use", "a $(b)"], ["context", "add", "a $(b)"]):
+        assert "add 'a $(b)'" in " ".join(run(*command, code=2).stderr.split())
+
+
 def test_removed_context_is_in_use_no_more() -> None:
     run("context", "add", "lab", "--scheduler", "h:1", "--insecure")
     run("context", "use", "lab")

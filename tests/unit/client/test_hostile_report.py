@@ -45,7 +45,12 @@ def hostile(name: str) -> Any:
     round_ |= {"metrics": {name: 0.5}, "queues": {name: 1.0}, "holders": [[[name, name]]]}
     evaluation = {"metric": name, "value": 0.5, "rows": 9, "round": 1, "metrics": {name: 0.5}}
     evaluation["definitions"] = {name: name}
-    told = {"evaluation": evaluation, "trouble": [name], "message": name, "name": name}
+    told: dict[str, Any] = {
+        "evaluation": evaluation,
+        "trouble": [name],
+        "message": name,
+        "name": name,
+    }
     told |= {"owner": name, "id": name[:64], "events": [{"at": 1.7e9, "text": name}]}
     return records(round_, round_, **told)
 

@@ -146,6 +146,21 @@ def test_few_hosts_are_told_in_the_order_of_stages(world: World, document: JobDo
     assert status["ends_by"] == "the plan" and math.isfinite(status["ends"]["middle"])
 
 
+def test_words_of_hosts_reach_the_page_short_and_in_one_direction(
+    world: World, document: JobDocument
+) -> None:
+    words = "\u202e\x1b" + "w" * 100_000
+    document.message = document.trouble.failure = words
+    document.trouble.num_failures = 1
+    for number in range(1000):
+        document.trouble.missing.add(host_id=f"device-{number}", left_out=words)
+    sections = world.sections()
+    assert sections["jobs"][0]["message"].startswith(r"\u202e\x1bww")
+    trouble = sections["job"]["trouble"]
+    assert len(trouble) == 10 and "992 more hosts" in trouble[8] and "\u202e" not in str(trouble)
+    assert len(json.dumps(sections)) < 32_768
+
+
 def test_lost_host_has_the_time_when_it_was_seen(world: World, document: JobDocument) -> None:
     of = hosts()
     pipeline = begin_round(world, document, of)

@@ -20,6 +20,8 @@ _ORDINARY = ("round_started", "round_committed", "evaluation")
 """Events of every round."""
 _MOST_ORDINARY = 20
 """Of these, the page shows the last ones only. Otherwise they would soon hide what is rare."""
+_MOST_MISSING = 8
+"""Hosts that a job lacks and that are named."""
 _RECENT_ROUNDS = 8
 """The estimate of the end rests on so many rounds."""
 
@@ -199,8 +201,10 @@ def trouble_of(document: JobDocument) -> list[str]:
     verb = "waits for" if trouble.waiting else "goes on without"
     lines = [
         f"The job {verb} {host.host_id or host.wanted}" + f": {host.left_out}" * bool(host.left_out)
-        for host in trouble.missing
+        for host in trouble.missing[:_MOST_MISSING]
     ]
+    if more := len(trouble.missing[_MOST_MISSING:]):
+        lines.append(f"The job {verb} {more} more hosts")
     if trouble.num_failures:
         times = "once" if trouble.num_failures == 1 else f"{trouble.num_failures} times"
         lines.append(f"The round failed {times} and is tried again: {trouble.failure}")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from collapipe.codec_numbers import CODEC_NAMES
+from collapipe.printable import printable
 from collapipe.scheduler.job_store import RoundDocument
 from collapipe.unit_names import unit_words
 from collapipe.v1 import job_pb2, plan_pb2
@@ -22,8 +23,9 @@ def number(value: float | None, digits: int = 4) -> float | None:
 
 
 def text(words: str) -> str:
-    """Shortens words of a host or of a person."""
-    return words if len(words) <= _MOST_CHARACTERS else f"{words[: _MOST_CHARACTERS - 1]}…"
+    """Shortens words of a host or of a person, and escapes what would change the order or the lines of other words."""
+    cut = words if len(words) <= _MOST_CHARACTERS else f"{words[: _MOST_CHARACTERS - 1]}…"
+    return printable(cut, keep="\n")
 
 
 def mean(values: Iterable[float]) -> float | None:

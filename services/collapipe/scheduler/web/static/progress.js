@@ -5,6 +5,7 @@ import { h, svg } from "./dom.js";
 import { clock, duration, isNumber, percent, plural, sayMetrics, short } from "./format.js";
 import { progressBar } from "./pipeline.js";
 
+const MOST_HOSTS = 8; // Of those with a problem that are named.
 const ENDED = ["succeeded", "failed", "cancelled"];
 export const hasEnded = (job) => ENDED.includes(job.state);
 
@@ -137,6 +138,10 @@ export function problems({ job, sections }) {
       });
     if (host.state === "suspected")
       found.push({ id: host.id, text: `${host.id} is suspected, and left out for a while: ${host.suspicion}` });
+  }
+  if (found.length > MOST_HOSTS) {
+    const more = plural(found.length - MOST_HOSTS, "more host");
+    found.splice(MOST_HOSTS, Infinity, { text: `The view Now shows ${more} with such a problem.` });
   }
   for (const [state, words] of [
     ["lost", "sent no heartbeat for 10 s"],
