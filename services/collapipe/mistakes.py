@@ -12,6 +12,9 @@ MOST_NAMED = 8
 _MOST_SHOWN = 200
 """Most characters of a wrong value that a message shows."""
 
+_MOST_CHARACTERS = 400
+"""Of a name in a list. Rows may have labels of any length."""
+
 _ELSEWHERE = {
     "batch_size": "mini_batch",
     "dataset": "train",
@@ -89,8 +92,12 @@ def did_you_mean(text: str, known: Sequence[str], *first: str) -> str:
 
 
 def say_some(names: Sequence[str]) -> str:
-    """Writes a list of names, of which a long one is cut."""
-    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+    """Writes a list of names. Long names and a long list are cut."""
+    named = [
+        name if len(name) <= _MOST_CHARACTERS else f"{name[:_MOST_CHARACTERS]}..."
+        for name in names[:MOST_NAMED]
+    ]
+    return ", ".join(named) + (", ..." if len(names) > MOST_NAMED else "")
 
 
 def _known_keys(schema: type[BaseModel], location: Iterable[int | str]) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from collapipe.data.cluster_rows import check_data, join_findings
-from collapipe.data.findings import JobFacts, alike_labels, find, folded
+from collapipe.data.findings import JobFacts, alike_labels, find, folded, unknown_labels
 from collapipe.data.row_counts import count_rows
 from collapipe.data.rows import Row, TaggedRow
 from collapipe.data.sources import SourceFacts
@@ -40,6 +40,14 @@ def test_plain_data_has_only_a_note_with_the_number_of_rows_of_each_label() -> N
     [note] = findings(TRAIN, HELD_OUT)
     assert (note.severity, note.place) == ("note", "train")
     assert note.what.endswith(": p 20, n 20")
+
+
+def test_findings_about_huge_labels_stay_short() -> None:
+    huge = [f"{number}{end}" for number in range(50) for end in ("x" * 1_000_000, "X" * 1_000_000)]
+    found = findings([(f"text {label[:3]}", label) for label in huge], [])
+    unknown = unknown_labels({label: f"f:{label}" for label in huge}, [])
+    assert unknown is not None and len(found) > 2
+    assert max(len(each.text) for each in [*found, unknown]) < 5000
 
 
 def test_at_most_20_labels_are_listed_the_largest_first() -> None:
