@@ -59,9 +59,10 @@ def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, str | by
 
 def details(explanation: str) -> str:
     """Shortens an explanation so that it fits into a status."""
-    encoded = explanation.encode()
+    # Half of a surrogate pair, of a name in a file for example, has no bytes in UTF-8.
+    encoded = explanation.encode(errors="backslashreplace")
     if len(encoded) <= _MAX_DETAILS_BYTES:
-        return explanation
+        return encoded.decode()
     return encoded[:_MAX_DETAILS_BYTES].decode(errors="ignore") + " [shortened]"
 
 

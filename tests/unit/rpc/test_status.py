@@ -11,7 +11,7 @@ import pytest
 
 from collapipe import errors
 from collapipe.rpc import call, interceptor, to_error
-from collapipe.rpc.status import to_code
+from collapipe.rpc.status import details, to_code
 
 from .serving import ARITIES, ECHO, SECONDS, SERVICE, raising, serving
 
@@ -200,3 +200,8 @@ def test_caller_that_goes_away_during_its_requests_is_no_internal_error_and_logs
     # gRPC may end the requests before it reports the cancellation. The handler has then ended well.
     assert code in ("CANCELLED", "OK")
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_text_that_utf8_cannot_encode_arrives_nevertheless() -> None:
+    assert details("the column 'a\ud800'") == "the column 'a\\ud800'"
+    assert details("\ud800" * 1000).endswith("[shortened]")
