@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
+from collapipe.data.rows import check_text
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
 
@@ -197,8 +198,8 @@ class Vocabulary:
             place: Where the messages come from, for the error.
 
         Raises:
-            InvalidInputError: There is no chat template, it refuses the messages, or it does not render the last message behind
-                the others.
+            InvalidInputError: There is no chat template, it refuses the messages, it does not render the last message behind
+                the others, or the text cannot be encoded.
         """
         # Only chats need it.
         from jinja2 import TemplateError
@@ -213,6 +214,8 @@ class Vocabulary:
                 f"{place}: the chat template of {self._origin} refuses the messages, whose roles are {roles:.200}: {error}; "
                 "change the messages to what the template allows"
             ) from error
+        # The template may render any key of a message.
+        check_text(whole, "the rendered chat", place, may_be_blank=True)
         if not whole.startswith(before):
             raise InvalidInputError(
                 f"{place}: the chat template of {self._origin} renders the prompt as {before[-60:]!r} at its end, but the whole "

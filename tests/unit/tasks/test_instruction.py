@@ -175,6 +175,17 @@ def test_chat_to_answer_that_has_a_key_twice_is_refused(load: Load, tmp_path: Pa
         task.question('[{"role": "user", "content": "one", "content": "two"}]')
 
 
+def test_text_to_answer_that_looks_like_a_hostile_chat_is_an_answerable_text_or_refused(
+    load: Load, tmp_path: Path
+) -> None:
+    directory = write_chat_model(tmp_path / "model")
+    task = load([{"messages": chat} for chat in CHATS], model={"pretrained": directory})
+    nested = "[" * 100_000
+    assert task.question(nested).row.key == nested
+    with pytest.raises(InvalidInputError, match="the text: .*surrogate"):
+        task.question(json.dumps([{"role": "user", "content": "\ud800"}]))
+
+
 def make_start_token(directory: Path, *around: str) -> None:
     """Makes a tokenizer put a token before each text, and maybe one behind it."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
