@@ -1,35 +1,44 @@
 """Bounds the files that a job can make a host read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from collapipe.errors import NotPermittedError
+from collapipe.errors import InvalidInputError, NotPermittedError
 from collapipe.job import JobConfig
 from collapipe.pretrained_directories import hub_name
 
+_FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+"""Suffixes of files that are read alone."""
+
 
 def check_job_files(
-    job: JobConfig, data_root: Path | None, model_dir: Path | None, cluster_index: int | None = None
+    job: JobConfig, folders: Sequence[Path], cluster_index: int | None = None
 ) -> None:
     """Refuses a job that names a file outside of the folders from which jobs may read. Symbolic links are followed.
 
     Args:
-        data_root: The folder of data. `None` allows every file.
-        model_dir: The folder of pretrained directories, if it is another one.
+        folders: Empty allows every file.
         cluster_index: The cluster whose rows are read; `None` if this host reads none.
 
     Raises:
         NotPermittedError: The job names such a file.
-        InvalidInputError: The job has no such cluster.
+        InvalidInputError: The job has no such cluster, or a name cannot be a path.
     """
     if cluster_index is not None:
         job.check_cluster(cluster_index)
-    if data_root is None:
-        return
-    folders = [folder.resolve() for folder in (data_root, model_dir) if folder is not None]
+    folders = [folder.resolve() for folder in folders]
     for setting, name in _names(job, cluster_index):
-        path = Path(name).expanduser().resolve()
-        if not any(path.is_relative_to(folder) for folder in folders):
+        try:
+            path = Path(name).expanduser().resolve()
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ) as error:  # A loop of links, no such user, or NUL.
+            raise InvalidInputError(
+                f"{setting} names {name!r:.200}, which is no path here ({error}): give the path of a file"
+            ) from error
+        if folders and not any(path.is_relative_to(folder) for folder in folders):
             raise NotPermittedError(
                 f"{setting} names {name}, but on this host jobs may only read files in {' and '.join(map(str, folders))}: move "
                 "the file there, or start the service with --data-root set to the folder of the file"
@@ -51,5 +60,13 @@ def _names(job: JobConfig, cluster_index: int | None) -> Iterator[tuple[str, str
         return
     train = data.train[cluster_index] if isinstance(data.train, list) else data.train
     for setting, names in (("data.train", train), ("data.held_out", data.held_out)):
-        for name in names.split(",") if names else ():
+        for name in file_names(names, job.task.kind) if names else ():
             yield setting, name
+
+
+def file_names(name: str, kind: str) -> list[str]:
+    """Returns the files that a value of `data.train` names: two for parallel files, "SOURCE,TARGET"."""
+    is_pair = name.count(",") == 1 and Path(name).suffix.lower() not in _FORMATS
+    return (
+        [part.strip() for part in name.split(",")] if kind == "translation" and is_pair else [name]
+    )

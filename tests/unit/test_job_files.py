@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def check(job: JobConfig, root: Path, cluster_index: int | None = 0) -> None:
-    check_job_files(job, root / "data", root / "models", cluster_index)
+    check_job_files(job, [root / "data", root / "models"], cluster_index)
 
 
 def test_files_and_pretrained_directories_in_the_folders_are_allowed(root: Path) -> None:
@@ -65,14 +65,41 @@ def test_other_files_are_refused_and_the_setting_is_named(
         check(job(**filled(sections)), root)
 
 
+def test_second_of_two_parallel_files_is_checked_without_the_blanks_before_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root / "data")  # The root may be "." of the service.
+    for train in ("a, /etc/passwd", " /etc/passwd,a"):
+        with pytest.raises(NotPermittedError, match=r"^data.train .*/etc/passwd"):
+            check(job("translation", data={"train": train}), root)
+
+
+def test_comma_in_the_name_of_a_single_file_divides_no_path(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "data/a,b").mkdir()
+    (root / "data/deep/deeper").mkdir(parents=True)
+    monkeypatch.chdir(root / "data/deep/deeper")
+    with pytest.raises(NotPermittedError, match=r"^data.train .*secret"):
+        check(job(data={"train": f"{root}/data/a,b/../../secret/rows.jsonl"}), root)
+
+
+@pytest.mark.parametrize("name", ["a\0b.jsonl", "~nosuchuser/rows.jsonl", "{root}/data/loop"])
+def test_name_that_is_no_path_is_refused(root: Path, name: str) -> None:
+    (root / "data/loop").symlink_to("loop")
+    path = name.replace("{root}", str(root))
+    with pytest.raises((InvalidInputError, NotPermittedError), match=r"^data.train "):
+        check(job(data={"train": path}), root)
+
+
 def test_host_that_reads_no_rows_checks_the_pretrained_directory_only(root: Path) -> None:
     check(job(data={"train": "/etc/passwd"}), root, cluster_index=None)
     with pytest.raises(NotPermittedError, match=r"^model.pretrained .*/etc"):
         check(job(model={"pretrained": "/etc"}), root, cluster_index=None)
 
 
-def test_without_a_data_root_every_file_is_allowed(root: Path) -> None:
-    check_job_files(job(data={"train": "/etc/passwd"}), None, None, 0)
+def test_without_a_data_root_every_file_is_allowed() -> None:
+    check_job_files(job(data={"train": "/etc/passwd"}), [], 0)
 
 
 def test_a_cluster_that_the_job_does_not_have_is_refused(root: Path) -> None:

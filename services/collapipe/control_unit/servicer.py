@@ -95,6 +95,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                     vocabulary,
                     request.num_first_rows or None,
                     not request.has_model,
+                    self._resources.data_folders,
                 )
             if self._newest_load is not this_load:
                 raise WrongStateError(

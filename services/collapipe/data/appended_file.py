@@ -2,10 +2,11 @@
 
 import codecs
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from collapipe.data.data_files import MOST_CHARACTERS, DataFile, check_memory
 from collapipe.errors import InvalidInputError
 
 _BLOCK_BYTES = 1 << 20
@@ -43,14 +44,11 @@ class AppendedFile:
 
     Only `accept` changes the state, so appended lines with a mistake are read again after its correction.
     Accepted lines must not change, because a row is identified by its position.
-
-    Args:
-        path: Where the file is, if `stored` does not say so. Messages call the file so.
     """
 
-    def __init__(self, path: str, stored: Path | None = None) -> None:
-        self.path = path
-        self._stored = stored or Path(path)
+    def __init__(self, file: DataFile) -> None:
+        self.path = file.name
+        self._file = file
         self._num_bytes = 0
         self._num_lines = 0
         self._digest = hashlib.sha256()
@@ -71,6 +69,7 @@ class AppendedFile:
         content = self._read_tail()
         is_first = self._num_lines == 0
         start = self._open_line_end(content)
+        check_memory(self.path, len(content), content.count(b"\n"))
         pieces = content[start:].split(b"\n")
         ends_complete = pieces[-1] == b"" or not is_first
         if ends_complete:
@@ -100,28 +99,27 @@ class AppendedFile:
         self._line_is_open = not unread.ends_complete and num_lines == len(unread.lines)
 
     def _stat(self) -> tuple[int, ...]:
-        try:
-            stat = self._stored.stat()
-        except OSError as error:
-            raise self._unreadable(error) from error
+        stat = self._file.stat()
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def _read_tail(self) -> bytes:
-        """Returns the bytes after the accepted ones.
+        """Returns the bytes after the accepted ones, up to the size that the file has now.
 
         Raises:
-            InvalidInputError: The accepted bytes have changed.
+            InvalidInputError: The accepted bytes have changed, or there are too many others.
         """
         digest = hashlib.sha256()
         remaining = self._num_bytes
-        try:
-            with self._stored.open("rb") as file:
+        with self._file.open() as file:
+            num_new = max(0, os.fstat(file.fileno()).st_size - remaining)
+            check_memory(self.path, num_new)
+            try:
                 while remaining and (block := file.read(min(_BLOCK_BYTES, remaining))):
                     digest.update(block)
                     remaining -= len(block)
-                tail = file.read()
-        except OSError as error:
-            raise self._unreadable(error) from error
+                tail = file.read(num_new)
+            except OSError as error:  # The disk may be damaged.
+                raise self._file.unreadable(error) from error
         if digest.digest() != self._digest.digest():
             raise InvalidInputError(
                 f"{self.path}: its first {self._num_lines} lines ({self._num_bytes} bytes) "
@@ -143,6 +141,10 @@ class AppendedFile:
         )
 
     def _decode(self, piece: bytes, line: int) -> str:
+        if len(piece) > MOST_CHARACTERS:
+            raise InvalidInputError(
+                f"{self.path}:{line}: has {len(piece)} bytes in one line, but at most {MOST_CHARACTERS} are read: divide it"
+            )
         if line == 1:
             piece = piece.removeprefix(codecs.BOM_UTF8)
             for start, remedy in _OTHER_FORMATS.items():
@@ -169,9 +171,3 @@ class AppendedFile:
                 f"{self.path}:1: has {num_ends} line ends that are a carriage return alone: convert the file, for example with "
                 r"`tr '\r' '\n'`"
             )
-
-    def _unreadable(self, error: OSError) -> InvalidInputError:
-        return InvalidInputError(
-            f"{self.path}: cannot be read: {error.strerror}; a relative path starts at the "
-            f"directory in which the control unit runs ({Path.cwd()})"
-        )

@@ -93,12 +93,20 @@ class ClusterRows:
 
     Args:
         num_first: Rows of the file at the first reading, if another process has read them before.
+        folders: Folders that must hold the files. Empty for any place.
 
     Raises:
         InvalidInputError: The job names no readable data.
+        NotPermittedError: A file is in none of the folders.
     """
 
-    def __init__(self, job: JobConfig, cluster_index: int, num_first: int | None = None) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        cluster_index: int,
+        num_first: int | None = None,
+        folders: Sequence[Path] = (),
+    ) -> None:
         job.check_cluster(cluster_index)
         self._job = job
         self._cluster_index = cluster_index
@@ -106,8 +114,9 @@ class ClusterRows:
         self._num_shared = 0
         self._num_held_out = 0
         train, held_out = job.data.train, job.data.held_out
-        self._train = _open(job, train[cluster_index] if isinstance(train, list) else train)
-        self._held_out = None if held_out is None else _open(job, held_out)
+        own = train[cluster_index] if isinstance(train, list) else train
+        self._train = _open(job, own, folders)
+        self._held_out = None if held_out is None else _open(job, held_out, folders)
         # The limit of a language model counts rows of tokens, which `limit_held_out` measures.
         limit = None if job.task.kind == "causal_lm" else job.data.max_held_out_rows
         self._num_first = num_first
@@ -348,7 +357,7 @@ def _check_docstrings(job: JobConfig) -> None:
         )
 
 
-def _open(job: JobConfig, name: str | None) -> RowSource:
+def _open(job: JobConfig, name: str | None, folders: Sequence[Path]) -> RowSource:
     data, kind = job.data, job.task.kind
     if data.source == "stdlib_docstrings":
         _check_docstrings(job)
@@ -362,7 +371,7 @@ def _open(job: JobConfig, name: str | None) -> RowSource:
             f'data.source is "{data.source}" but data.train is not set: name the {what}'
         )
     if data.source == "hub":
-        table = load_hub_rows(name, kind, data)
+        table = load_hub_rows(name, kind, data, folders)
         return FixedRows(f"{data.hub_name}[{name}]", table.rows, table.columns)
     trained = [data.train] if isinstance(data.train, str) else data.train or []
     same = next((each for each in trained if _is_same_file(each, data.held_out)), None)
@@ -372,7 +381,7 @@ def _open(job: JobConfig, name: str | None) -> RowSource:
             f"its training rows: name another file, or remove data.held_out to hold out {HELD_OUT_SHARE:.0%} "
             "of the training rows"
         )
-    return open_file(name, kind, data)
+    return open_file(name, kind, data, folders=folders)
 
 
 def _is_same_file(one: str, other: str | None) -> bool:

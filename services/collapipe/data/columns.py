@@ -55,6 +55,7 @@ _USUAL: Mapping[str, Mapping[str, Sequence[str]]] = {
 """Names that are taken, too, if exactly one column has one of them, or one of the names above, in any case. The output says so."""
 _ANSWERS = ("label_column", "completion_column")
 """Settings of columns that may have few values."""
+_MOST_COLUMNS = 10_000
 _FEW_VALUES = 0.5
 """A column with fewer different values than this share of its values is no text."""
 
@@ -86,6 +87,10 @@ def settle_columns(
     Raises:
         InvalidInputError: A column is missing. The message names those found, and the most likely ones by their content.
     """
+    if len(names) > _MOST_COLUMNS:
+        raise InvalidInputError(
+            f"{place}: has {len(names)} columns, but at most {_MOST_COLUMNS} are read: remove those that the job does not need"
+        )
     found = _known_columns(names, kind, data)
     guessed: dict[str, str] = {}
     for setting, usual in _USUAL[kind].items():
@@ -141,7 +146,7 @@ def _missing_columns(
             hints.append(f"data.{setting} to the name of one")
     wanted = getattr(data, missing[0])
     return InvalidInputError(
-        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none'}): set {' and '.join(hints)}, or rename "
+        f"{place}: has no column {wanted!r} (columns found: {', '.join(map(repr, names)) or 'none':.400}): set {' and '.join(hints)}, or rename "
         "the column in the file"
     )
 

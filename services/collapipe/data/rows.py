@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from collapipe.data.columns import find_columns, settle_columns
+from collapipe.data.data_files import MOST_CHARACTERS, check_memory
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
 READING_VERSION = 1
 """Increase it when the same files would give other rows, labels, tokens or held-out rows: jobs that have begun would go on wrongly."""
+
+_ROWS_BETWEEN_CHECKS = 256
+_LONG_TEXT = 1 << 20
+"""After so many rows, and at each text with more characters than this, it is checked whether memory is left."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,8 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
         InvalidInputError: A column is missing or has a wrong value.
     """
     place = f"{file}:{line}"
+    if line % _ROWS_BETWEEN_CHECKS == 0:
+        check_memory(place)
     outer, record = record, _unnested(record, kind, data)
     if outer is not record:
         check_keys(outer, ["translation"], place)
@@ -206,8 +213,14 @@ def check_text(text: str, what: str, place: str, *, may_be_blank: bool = False) 
     """Returns the text if it is not blank and UTF-8 can encode it. The error calls the text `what`.
 
     Raises:
-        InvalidInputError: It is blank, or has a character that UTF-8 cannot encode.
+        InvalidInputError: It is blank, too long, or has a character that UTF-8 cannot encode.
     """
+    if len(text) > _LONG_TEXT:
+        check_memory(place)
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidInputError(
+            f"{place}: {what} has {len(text)} characters, but at most {MOST_CHARACTERS} are read: divide the row"
+        )
     if not (may_be_blank or text.strip()):
         raise InvalidInputError(f"{place}: {what} is empty: remove the row or fill it in")
     try:

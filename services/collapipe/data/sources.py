@@ -8,16 +8,16 @@ import codecs
 import csv
 import logging
 import os
-import sys
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from collapipe.data.appended_file import AppendedFile, Unread
 from collapipe.data.columns import NUM_SAMPLES, settle_columns
+from collapipe.data.data_files import MOST_CHARACTERS, DataFile
 from collapipe.data.findings import SourceFacts
 from collapipe.data.rows import (
     Row,
@@ -32,10 +32,11 @@ from collapipe.data.tables import Table, read_json, read_parquet, read_saved
 from collapipe.data.tag_schemes import in_iob2, scheme_of
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
+from collapipe.job_files import file_names
 
 _log = logging.getLogger(__name__)
 
-csv.field_size_limit(sys.maxsize)  # The default refuses texts of more than 131,072 characters.
+csv.field_size_limit(MOST_CHARACTERS)  # The default refuses texts of more than 131,072 characters.
 
 
 _SEPARATORS = {"\t": ".tsv", ",": ".csv", ";": ".csv", "|": ".csv"}
@@ -108,15 +109,11 @@ class FixedRows(RowSource):
 
 
 class FileRows(RowSource):
-    """Rows of one or more text files, which are read line by line.
+    """Rows of one or more text files, which are read line by line."""
 
-    Args:
-        stored: Where the files are, if not at their paths.
-    """
-
-    def __init__(self, *paths: str, stored: Sequence[Path] = ()) -> None:
-        super().__init__(",".join(paths))
-        self._files = [AppendedFile(path, place) for path, place in zip_longest(paths, stored)]
+    def __init__(self, *files: DataFile) -> None:
+        super().__init__(",".join(file.name for file in files))
+        self._files = [AppendedFile(file) for file in files]
         self._pending: tuple[list[Unread], int] | None = None
 
     def read(self) -> list[Row]:
@@ -148,8 +145,8 @@ class FileRows(RowSource):
 class JsonLinesFile(FileRows):
     """A file with one JSON object in each line; blank lines do not count."""
 
-    def __init__(self, path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> None:
-        super().__init__(path, stored=stored)
+    def __init__(self, file: DataFile, kind: str, data: DataConfig) -> None:
+        super().__init__(file)
         self._kind, self._data = kind, data
         self._settled = data
 
@@ -185,7 +182,11 @@ class JsonLinesFile(FileRows):
 def _sample(lines: Unread) -> list[Mapping[str, Any]]:
     """Returns the objects in the first lines."""
     records: list[Mapping[str, Any]] = []
+    num_characters = 0
     for line in lines.lines[:NUM_SAMPLES]:
+        num_characters += len(line)
+        if num_characters > MOST_CHARACTERS:
+            break  # An object may take 40 times the memory of its line.
         try:
             record = parse_json(line)
         except (ValueError, RecursionError):
@@ -203,8 +204,8 @@ class CsvFile(FileRows):
     bars, these separate its values. In a .tsv file no value spans lines, because most such files have quotes that mean nothing.
     """
 
-    def __init__(self, path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> None:
-        super().__init__(path, stored=stored)
+    def __init__(self, file: DataFile, kind: str, data: DataConfig) -> None:
+        super().__init__(file)
         self._kind, self._data = kind, data
         self._settled = data
         self._separator = ""
@@ -270,7 +271,7 @@ class CsvFile(FileRows):
 
     def _read_header(self, names: list[str], line: int, below: Sequence[str]) -> None:
         names = [name.strip() for name in names]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next((name for name, number in Counter(names).items() if number > 1), None)
         if twice is not None:
             raise InvalidInputError(
                 f"{self.name}:{line}: names the column {twice!r} twice: give each column a name of its own"
@@ -328,8 +329,8 @@ class ConllFile(FileRows):
     blank line counts as half-written.
     """
 
-    def __init__(self, path: str, stored: Sequence[Path] = ()) -> None:
-        super().__init__(path, stored=stored)
+    def __init__(self, file: DataFile) -> None:
+        super().__init__(file)
         self._sentence_is_open = False
         self._num_columns = 2
 
@@ -427,35 +428,52 @@ class ParallelFiles(FileRows):
         return rows, len(rows)
 
 
-def open_file(path: str, kind: str, data: DataConfig, stored: Sequence[Path] = ()) -> RowSource:
+def open_file(
+    path: str,
+    kind: str,
+    data: DataConfig,
+    stored: Sequence[Path] = (),
+    folders: Sequence[Path] = (),
+) -> RowSource:
     """Opens a file or folder of `DataConfig` in the format that fits its name and the kind of the task.
 
     Rows that are appended to a Parquet file or to a folder are not noticed.
 
     Args:
         stored: Where the file is, or both parallel files, if not at their paths.
+        folders: Folders that must hold it. Empty for any place.
 
     Raises:
         InvalidInputError: The task does not read this format, or a file that is read at once is wrong.
+        NotPermittedError: A file is in none of the folders.
     """
-    place = stored[0] if stored else Path(path)
+    names = file_names(path, kind)
+    places = stored or [Path(name) for name in names]
+    if len(places) != len(names):
+        raise InvalidInputError(
+            f"{path}: names {len(names)} files, but {len(places)} were given: rename them without commas, and give two parallel files "
+            "names without a suffix of another format"
+        )
+    file, *others = (
+        DataFile(name, place, folders) for name, place in zip(names, places, strict=True)
+    )
     suffix = Path(path).suffix.lower()
-    if os.path.isdir(place):  # Unlike `Path.is_dir`, it raises nothing.
-        return _fixed(path, read_saved(path, place, kind, data))
-    if suffix == ".json" and _begins_with(place, b"["):
-        return _fixed(path, read_json(path, place, kind, data))
+    if others:
+        return ParallelFiles(file, *others)
+    if os.path.isdir(file.path):  # Unlike `Path.is_dir`, it raises nothing.
+        return _fixed(path, read_saved(file, kind, data))
+    if suffix == ".json" and _begins_with(file, b"["):
+        return _fixed(path, read_json(file, kind, data))
     if suffix in (".jsonl", ".ndjson", ".json"):
-        return JsonLinesFile(path, kind, data, stored)
+        return JsonLinesFile(file, kind, data)
     if suffix in (".csv", ".tsv"):
-        return CsvFile(path, kind, data, stored)
+        return CsvFile(file, kind, data)
     if suffix == ".parquet":
-        return _fixed(path, read_parquet(path, place, kind, data))
+        return _fixed(path, read_parquet(file, kind, data))
     if suffix == ".conll" and kind == "ner":
-        return ConllFile(path, stored)
+        return ConllFile(file)
     if suffix == ".txt" and kind == "causal_lm":
-        return TextFile(path, stored=stored)
-    if path.count(",") == 1 and kind == "translation":
-        return ParallelFiles(*(part.strip() for part in path.split(",")), stored=stored)
+        return TextFile(file)
     if suffix in _COMPRESSED:
         raise InvalidInputError(
             f"{path}: is compressed: unpack it with `{_COMPRESSED[suffix]}`, and name the unpacked file"
@@ -475,13 +493,10 @@ def _fixed(path: str, table: Table) -> FixedRows:
     return FixedRows(path, table.rows, table.columns)
 
 
-def _begins_with(path: Path, start: bytes) -> bool:
+def _begins_with(file: DataFile, start: bytes) -> bool:
     """Returns whether a file begins so, apart from blanks."""
-    try:
-        with path.open("rb") as file:
-            return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(start)
-    except OSError:
-        return False  # The reader tells the reason.
+    with file.open() as opened:
+        return opened.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(start)
 
 
 def _refuse_carriage_return(text: str, place: str) -> None:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from collapipe.data.data_files import DataFile
 from collapipe.data.findings import find_in_source
 from collapipe.data.sources import ConllFile, RowSource, open_file
 from collapipe.errors import InvalidInputError
@@ -24,7 +25,7 @@ def read_texts(path: Path, column: str) -> tuple[list[str], list[str]]:
         )
     source: RowSource
     if path.suffix.lower() == ".conll":
-        source = ConllFile(str(path))
+        source = ConllFile(DataFile(str(path), path))
     else:  # Rows of this kind need no labels.
         source = open_file(str(path), "causal_lm", DataConfig(text_column=column))
     try:

@@ -84,7 +84,13 @@ class HostResources:
 
     def check_files(self, job: JobConfig, cluster_index: int | None = None) -> None:
         """Refuses a job that would read files of this host that it may not; see `check_job_files`."""
-        check_job_files(job, self._data_root, self._model_dir, cluster_index)
+        check_job_files(job, self.data_folders, cluster_index)
+
+    @property
+    def data_folders(self) -> list[Path]:
+        """The folders outside of which no job reads files; empty for no bound."""
+        folders = (self._data_root, self._model_dir) if self._data_root else ()
+        return [folder for folder in folders if folder is not None]
 
     def local_frozen(
         self, name: str, adapter: ModelAdapter, unit_index: int, digest: str

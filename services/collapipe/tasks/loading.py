@@ -37,6 +37,7 @@ def load_task(
     vocabulary: bytes | None,
     num_first: int | None = None,
     is_new: bool = True,
+    folders: Sequence[Path] = (),
 ) -> Task:
     """Loads and encodes the rows of one cluster.
 
@@ -45,13 +46,14 @@ def load_task(
             directory; a job without pretrained weights gets one from the cluster's training rows.
         num_first: Rows of the cluster's file at the first reading, if another process has read them before.
         is_new: Whether the job begins. Later, `data.strict` does not end it.
+        folders: Folders that must hold the job's files. Empty for any place.
 
     Raises:
         InvalidInputError: The data or the vocabulary cannot be used. The message names the file,
             the line and the remedy.
     """
     adapter_class_for(job.model.family, job.task.kind)  # refuses a family that cannot do the task
-    rows = ClusterRows(job, cluster_index, num_first)
+    rows = ClusterRows(job, cluster_index, num_first, folders)
     new = rows.read()
     rows.check(new, is_new=is_new)
     if vocabulary is None:

@@ -1,5 +1,6 @@
 """Parquet files, folders that the library `datasets` has written, and data sets of the hub."""
 
+import datetime
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ def test_parquet_classes_get_their_names_and_a_file_that_is_stored_elsewhere_kee
     assert source.read() == rows_of("mine.parquet")
 
 
+def test_texts_of_parquet_are_utf8_and_what_json_does_not_have_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["\u96e8 \u2028 \U0001f600"], "label": [1]}), path)
+    [row] = read(path)
+    assert (row.texts, row.labels) == (("\u96e8 \u2028 \U0001f600",), ("1",))
+    for value in (b"bytes", datetime.date(2026, 1, 31)):
+        parquet.write_table(pyarrow.table({"text": [value], "label": [1]}), path)
+        with pytest.raises(
+            InvalidInputError, match=f"a.parquet:1: .*'text'.*{type(value).__name__}"
+        ):
+            read(path)
+
+
 def test_saved_folder_is_rows_and_one_with_splits_names_them(tmp_path: Path) -> None:
     table = table_of(RECORDS)
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(tmp_path / "saved")
@@ -103,6 +117,7 @@ def test_without_the_package_the_remedy_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "state.json").write_text('{"_data_files": []}', encoding="utf-8")
     for path in (tmp_path / "a.parquet", tmp_path):
         with pytest.raises(InvalidInputError, match="pip install"):
             read(path)

@@ -96,12 +96,10 @@ def test_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path, suffi
 
 def test_label_of_hidden_test_sets_is_no_class() -> None:
     """datasets 5624."""
-    from datasets import ClassLabel, Value
-
-    features = {"text": Value("string"), "label": ClassLabel(names=["bad", "good"])}
+    classes = {"label": ["bad", "good"]}
     records = [{"text": "fine", "label": 1}, {"text": "hidden", "label": -1}]
     with pytest.raises(InvalidInputError, match=r"sst2:2.*-1"):
-        make_rows(records, features, "classification", CLASSES, "sst2")
+        make_rows(records, classes, "classification", CLASSES, "sst2")
     [row] = make_rows(records[1:], {}, "classification", CLASSES, "rows.jsonl").rows
     assert row.labels == ("-1",)
     assert "-1" in str(unknown_labels({"-1": "rows.jsonl:1"}, ["0", "1"]))
@@ -109,12 +107,9 @@ def test_label_of_hidden_test_sets_is_no_class() -> None:
 
 def test_numbers_of_classes_become_the_names_of_their_data_set() -> None:
     """transformers 14230."""
-    from datasets import ClassLabel, List, Value
-
-    names = ["O", "B-PER", "I-PER", "B-LOC"]
-    features = {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=names))}
+    classes = {"ner_tags": ["O", "B-PER", "I-PER", "B-LOC"]}
     record = {"tokens": ["Ada", "in", "Rome"], "ner_tags": [1, 0, 3]}
-    [row] = make_rows([record], features, "ner", CLASSES, "conll").rows
+    [row] = make_rows([record], classes, "ner", CLASSES, "conll").rows
     assert row.labels == ("B-PER", "O", "B-LOC")
 
 

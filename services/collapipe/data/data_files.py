@@ -1,0 +1,125 @@
+"""The data files of a job: how they are opened, and how much memory reading them may take."""
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+from collapipe.errors import InvalidInputError, NotPermittedError
+
+MOST_CHARACTERS = 1 << 22
+"""Longest line in bytes, and longest text of a row in characters. While a text is encoded, a character takes up to 220 bytes."""
+_BYTES_OF_A_ROW = 1000
+"""Memory of a row beside its text."""
+_BYTES_OF_A_BYTE = 4
+"""Memory of a byte of a file of lines: as it is in the file, as a line, as a text, and as tokens."""
+_LEAST_FREE_SHARE, _LEAST_FREE_BYTES = 0.05, 1 << 28
+"""Memory that rows must leave free: this part of all, or so many bytes if they are less."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file or folder that a job or a client names.
+
+    Args:
+        name: What messages call it.
+        path: Where it is.
+        folders: Folders of which one must hold it, after symbolic links are followed. Empty for any place.
+    """
+
+    name: str
+    path: Path
+    folders: Sequence[Path] = ()
+
+    def stat(self) -> os.stat_result:
+        """Raises `InvalidInputError` if there is no such file."""
+        try:
+            return self.path.stat()
+        except (OSError, ValueError) as error:  # A name with NUL is no `OSError`.
+            raise self.unreadable(error) from error
+
+    def open(self) -> BinaryIO:
+        """Opens the file.
+
+        Raises:
+            InvalidInputError: It cannot be read. A pipe or a device, which may have no end, is refused.
+            NotPermittedError: It is in none of the folders.
+        """
+        if not stat.S_ISREG(self.stat().st_mode):
+            raise self._irregular()
+        try:
+            # The file may have become a pipe since, and must not be waited for.
+            file = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        except OSError as error:
+            raise self.unreadable(error) from error
+        try:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise self._irregular()
+            # A symbolic link may have changed since the job was checked, so what was opened is checked.
+            self.check_place(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def check_place(self, place: Path) -> None:
+        """Raises `NotPermittedError` if a path without symbolic links is in none of the folders."""
+        folders = [folder.resolve() for folder in self.folders]
+        if folders and not any(place.is_relative_to(folder) for folder in folders):
+            raise NotPermittedError(
+                f"{self.name} is a link to {place}, but on this host jobs may only read files in {' and '.join(map(str, folders))}: "
+                "move the file there"
+            )
+
+    def _irregular(self) -> InvalidInputError:
+        return InvalidInputError(
+            f"{self.name}: is no regular file, but a pipe, a device or a folder: copy its content to a file"
+        )
+
+    def unreadable(self, error: OSError | ValueError) -> InvalidInputError:
+        """Returns the error that says why the file cannot be read."""
+        reason = error.strerror if isinstance(error, OSError) else error
+        return InvalidInputError(
+            f"{self.name:.200}: cannot be read: {reason}; a relative path starts at the directory in which the control unit "
+            f"runs ({Path.cwd()})"
+        )
+
+
+def check_memory(place: str, num_bytes: int = 0, num_rows: int = 0) -> None:
+    """Refuses rows that this process has no memory for.
+
+    Args:
+        place: The file, or the file and line, for the message.
+        num_bytes: What is going to be read. 0 if it was read before.
+
+    Raises:
+        InvalidInputError: Too little memory is left, or would be.
+    """
+    free, total = memory()
+    needed = _BYTES_OF_A_BYTE * num_bytes + _BYTES_OF_A_ROW * num_rows
+    if free - needed < min(_LEAST_FREE_SHARE * total, _LEAST_FREE_BYTES):
+        what = (
+            f"{num_bytes:,} bytes in {num_rows:,} lines need about {needed / 1e6:,.0f} MB of memory"
+        )
+        raise InvalidInputError(
+            f"{place}: its {what if needed else 'rows need too much memory'}, and {free / 1e6:,.0f} MB of {total / 1e6:,.0f} MB are "
+            "free: give the job fewer rows, or end other programs on this host"
+        )
+
+
+def memory(root: Path = Path("/sys/fs/cgroup")) -> tuple[int, int]:
+    """Returns the bytes of memory that are free, and all, of this machine or of the container that limits this process."""
+    machine = psutil.virtual_memory()
+    try:
+        limit = int((root / "memory.max").read_text())
+        used = int((root / "memory.current").read_text())
+        kept = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # There is no limit.
+        return machine.available, machine.total
+    # The kernel takes back what it keeps of files.
+    free = limit - used + int(kept["inactive_file"]) + int(kept["active_file"])
+    return min(free, machine.available), min(limit, machine.total)
