@@ -441,9 +441,11 @@ class CollaPipeClient:
             raise InvalidInputError(
                 f"{error.filename} cannot be read ({error.strerror}): give a file of this machine"
             ) from error
-        folder = next((file for file in files if file.is_dir()), None)
-        if folder is not None:
-            raise InvalidInputError(f"{folder} is a folder: give a file, such as one .parquet file")
+        wrong = next((file for file in files if not file.is_file()), None)
+        if wrong is not None:
+            raise InvalidInputError(
+                f"{wrong} is a folder, a pipe or a device: give a file, such as one .parquet file"
+            )
         listed = [
             EvaluatedFile(name=str(file), total_bytes=size)
             for file, size in zip(files, sizes, strict=True)

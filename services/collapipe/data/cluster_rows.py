@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -25,6 +25,8 @@ from collapipe.finding import Finding, in_order
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 
 T = TypeVar("T")
+_MOST_LABEL_BYTES = 1 << 21
+"""Largest size of all labels together, with the file of each. A message has 8 MiB, and some have each label three times."""
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -174,6 +176,10 @@ class ClusterRows:
         if not new.held_out and self._held_out is not None:
             raise InvalidInputError(f"{self._held_out.name}: has no rows: put at least 1 in it")
         self._check_labels(new)
+        self._check_size_of_labels(self.labels, self._train.name)
+        held_out = self._held_out or self._train
+        labels = frozenset(label for row in new.held_out for label in row.labels)
+        self._check_size_of_labels(labels, held_out.name)
         if not new.held_out and new.num_shared and self.knows_all_held_out:
             raise InvalidInputError(
                 f"{self.name}: none of its {new.num_shared} rows can be held out for evaluation "
@@ -195,6 +201,15 @@ class ClusterRows:
             raise InvalidInputError(
                 f"{self.name}: each of the {num_labels} training rows has a label of its own, such as {min(self.labels)!r:.40}, so there are "
                 "no classes to learn: set data.label_column to the column of the classes"
+            )
+
+    def _check_size_of_labels(self, labels: Collection[str], name: str) -> None:
+        """Refuses labels that do not fit into a message to the scheduler."""
+        size = sum(len(label.encode()) + len(name) for label in labels)
+        if size > _MOST_LABEL_BYTES:
+            raise InvalidInputError(
+                f"{name}: its {len(labels)} labels have {size} bytes with the name of the file, but at most {_MOST_LABEL_BYTES} are allowed: set data.label_column to "
+                "the column of the classes, or use fewer or shorter labels"
             )
 
     def check_num_rows(self, num_rows: int, change_of_length: str | None = None) -> None:

@@ -133,7 +133,8 @@ def make_row(record: Mapping[str, Any], kind: str, data: DataConfig, file: str, 
             raise InvalidInputError(
                 f"{place}: {len(words)} words in {first!r} but {len(tags)} tags in {second!r}: give each word one tag"
             )
-        return TaggedRow(file, line, (" ".join(words),), tags, words)
+        text = check_text(" ".join(words), "the sentence", place)
+        return TaggedRow(file, line, (text,), tags, words)
     text = _text(record, first, place, may_be_blank=kind == "causal_lm")
     if kind == "causal_lm":
         return Row(file, line, (text,), ())

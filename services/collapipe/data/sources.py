@@ -382,7 +382,8 @@ class ConllFile(FileRows):
             tags.append(clean_label(columns[-1]))
         if not words:
             return []
-        return [TaggedRow(self.name, first_line, (" ".join(words),), tuple(tags), tuple(words))]
+        text = check_text(" ".join(words), "the sentence", f"{self.name}:{first_line}")
+        return [TaggedRow(self.name, first_line, (text,), tuple(tags), tuple(words))]
 
 
 def _is_boundary(line: str) -> bool:

@@ -172,6 +172,7 @@ def test_rows_of_a_file_are_texts_and_need_no_labels(
     ("arguments", "message"),
     [
         (["evaluate", "demo", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["evaluate", "demo", "--data", "/dev/zero"], "/dev/zero is a folder, a pipe or a device"),
         (["predict", "demo", "text", "--temperature", "inf"], "temperature is inf"),
         (["predict", "other", "text"], "'other'"),
         (["predict", "demo", "text", "--data", "a.csv"], "--data"),

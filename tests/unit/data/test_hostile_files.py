@@ -181,6 +181,31 @@ def test_many_columns_are_refused_in_a_short_message(tmp_path: Path, name: str) 
     assert len(str(caught.value)) < 1000
 
 
+def test_sentence_without_an_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.conll"
+    path.write_text(f"{'x' * 2000} O\n" * 2100, encoding="utf-8")
+    with pytest.raises(InvalidInputError, match=rf"a\.conll:1: .* {MOST_CHARACTERS} "):
+        read(path, "ner")
+
+
+@pytest.mark.parametrize("where", ["train", "held_out"])
+def test_labels_that_are_texts_are_refused(tmp_path: Path, where: str) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    records = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(20)]
+    long = [{**record, "label": f"{record['text']} {'x' * 120_000}"} for record in records]
+    for path, written in ((good, records), (bad, [*long, *records])):
+        path.write_text("".join(json.dumps(row) + "\n" for row in written), encoding="utf-8")
+    data = {"train": str(good), "held_out": str(good), where: str(bad)}
+    if where == "train":
+        del data["held_out"]
+    rows = ClusterRows(
+        JobConfig.from_dict({"task": {"kind": "classification"}, "data": data}, "job"), 0
+    )
+    new = rows.read()
+    with pytest.raises(InvalidInputError, match=rf"bad\.jsonl: .* {1 << 21} .*data.label_column"):
+        rows.check(new)
+
+
 # --- tables
 
 
