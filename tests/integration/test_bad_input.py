@@ -103,6 +103,16 @@ def collapipe(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+def write_bomb(path: Path) -> None:
+    """Writes a table of 1,000 rows with the same text of 15 MB."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    indices = pa.array([0] * 1000, pa.int32())
+    texts = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * (15 << 20)]))
+    table = pa.table({"text": texts, "label": ["a", "b"] * 500})
+    parquet.write_table(table, path, compression="zstd", write_statistics=False)
+
+
 Change = Callable[[Folder], object]
 
 AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
@@ -125,6 +135,21 @@ AT_SERVICES: dict[str, tuple[Change, Sequence[str]]] = {
     "not UTF-8": (
         lambda f: (f.path / "train.jsonl").write_bytes(b'{"text": "caf\xe9", "label": "a"}\n'),
         ["train.jsonl", "UTF-8"],
+    ),
+    "pipe": (
+        lambda f: (os.remove(f.path / "train.jsonl"), os.mkfifo(f.path / "train.jsonl")),
+        ["train.jsonl: is no regular file", "a pipe"],
+    ),
+    "terabyte": (
+        lambda f: os.truncate(f.path / "held-out.jsonl", 1 << 40),
+        ["held-out.jsonl: its 1,099,511,627,776 bytes", "MB of memory"],
+    ),
+    "4 KB of Parquet that are 15 GB": (
+        lambda f: (
+            write_bomb(f.path / "train.parquet"),
+            f.edit_job("train.jsonl", "train.parquet"),
+        ),
+        ["train.parquet: cannot be read as Parquet", "bytes of memory"],
     ),
     "missing column": (
         lambda f: f.settings.append("data.label_column=intent"),

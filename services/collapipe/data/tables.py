@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from collapipe.data.columns import NUM_SAMPLES, find_columns
@@ -139,9 +140,11 @@ def _read_tables(
 def _records(file: DataFile, form: str, classes: dict[str, list[str]]) -> Iterator[dict[str, Any]]:
     """Yields the rows of a file as records, and first sets the names of classes by column."""
     command = [sys.executable, "-m", "collapipe.data.table_process", form]
+    # Python looks for modules in the directory of a process first, which may be one of data.
+    home = Path(__file__).parents[2]
     with (
         file.open() as opened,
-        subprocess.Popen(command, stdin=opened, stdout=subprocess.PIPE) as process,
+        subprocess.Popen(command, stdin=opened, stdout=subprocess.PIPE, cwd=home) as process,
     ):
         assert process.stdout is not None
         try:

@@ -223,6 +223,19 @@ def test_small_parquet_file_of_many_gigabytes_is_refused(tmp_path: Path) -> None
         read(path)
 
 
+def test_module_in_the_directory_of_the_service_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": ["a"], "label": ["b"]}), path)
+    for name in ("json", "pyarrow", "resource"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert [row.texts for row in read(path)] == [("a",)]
+
+
 def test_damaged_tables_end_no_service(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
