@@ -3,7 +3,6 @@
 Importing this module needs the extra `scheduler`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from collapipe.allocation import (
 )
 from collapipe.allocation.round_model.convergence_fit import TrainedRun, convergence_features
 from collapipe.codec_table import CODECS, UPLOAD_CODECS
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 
@@ -231,8 +231,8 @@ def _events(path: Path) -> Iterable[Mapping[str, Any]]:
         raise InvalidInputError(f"{path} cannot be read ({error}): {_HOW_TO_RECORD}") from error
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError as error:
+            yield decode_json(line)
+        except ValueError as error:
             raise _no_run(path, f"line {number}, which is not JSON") from error
 
 

@@ -27,6 +27,20 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
     sync_directory(path.parent)
 
 
+def decode_json(text: str | bytes, **options: Any) -> Any:
+    """Does what `json.loads` does, for text that somebody else wrote.
+
+    Raises:
+        ValueError: It is not JSON, or nested more deeply than Python can read.
+    """
+    try:
+        return json.loads(text, **options)
+    except RecursionError:
+        raise ValueError(
+            f"its {len(text)} characters or bytes are nested too deeply: use at most 100 levels"
+        ) from None
+
+
 def read_document(
     path: Path,
     remedy: str = "restore it or delete it",
@@ -42,7 +56,7 @@ def read_document(
         CorruptDataError: The file is not a JSON object with these keys.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = decode_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -4,7 +4,6 @@ Every row knows its file and its line. So the message about a mistake can name t
 found late.
 """
 
-import json
 import math
 import unicodedata
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import Any
 
 from collapipe.data.columns import find_columns, settle_columns
 from collapipe.data.data_files import MOST_CHARACTERS, check_memory
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
 
@@ -87,8 +87,8 @@ class _Repeating(dict[str, Any]):
 
 
 def parse_json(text: str) -> Any:
-    """Returns the value of a JSON text. `check_keys` refuses an object that has a key twice, of which `json` takes the last value."""
-    return json.loads(text, object_pairs_hook=_object)
+    """Returns the value of a JSON text; raises `ValueError`. `check_keys` refuses an object that has a key twice, of which `json` takes the last value."""
+    return decode_json(text, object_pairs_hook=_object)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

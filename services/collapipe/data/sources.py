@@ -159,7 +159,7 @@ class JsonLinesFile(FileRows):
                 continue
             try:
                 record = parse_json(text)
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 if rows and index == len(lines.lines) - 1 and not lines.ends_complete:
                     _warn_half_written(self.name, line)
                     return rows, index
@@ -189,7 +189,7 @@ def _sample(lines: Unread) -> list[Mapping[str, Any]]:
             break  # An object may take 40 times the memory of its line.
         try:
             record = parse_json(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         if isinstance(record, dict):
             records.append(record)

@@ -53,7 +53,7 @@ def read_json(file: DataFile, kind: str, data: DataConfig) -> Table:
         )
     try:
         records = parse_json(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidInputError(
             f"{file.name}: begins with '[' but is no JSON array ({error}): correct it, or write one object in each line"
         ) from error

@@ -26,7 +26,10 @@ class StrictModel(BaseModel):
 
 def read_toml(file: Path) -> dict[str, Any]:
     """Reads a TOML file. Raises `OSError`, or `ValueError` if the file is not TOML."""
-    document: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    try:
+        document: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its values are nested too deeply: use at most 100 levels") from None
     return document
 
 

@@ -10,7 +10,6 @@ the residual connection and the layer norm that follow it.
 """
 
 import copy
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding
 from collapipe.job import LABELLING_TASKS, LoraConfig
@@ -84,7 +84,7 @@ class ModelAdapter(ABC):
         self._last_shared: tuple[Tensor, KeyValues | None, Any] | None = None
         """The attention mask and the earlier keys and values of the last pass, and its shared inputs."""
         try:
-            self._document: dict[str, Any] = json.loads(config_json)
+            self._document: dict[str, Any] = decode_json(config_json)
         except ValueError as error:
             raise InvalidInputError(
                 f"the configuration of the {self.family} model is not valid JSON: {error}; give the text of a config.json"
@@ -351,14 +351,14 @@ class ModelAdapter(ABC):
             otherwise: The weights of the model where the directory has none.
         """
         config = copy.deepcopy(self.config)
-        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        theirs = self.read_config(decode_json((directory / "config.json").read_text("utf-8")))
         for key in self.tie_keys:
             setattr(config, key, getattr(theirs, key))
         return load_pretrained(self.model_classes[self.task], directory, config, self.base_dtype)
 
     def describe_pretrained(self, directory: Path) -> list[Finding]:
         """Says what a person should know about how the weights of a pretrained directory are used."""
-        theirs = self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        theirs = self.read_config(decode_json((directory / "config.json").read_text("utf-8")))
         is_trained = not self.freezes_embeddings and (
             self.lora is None or changes_embeddings(self.meta_model)
         )

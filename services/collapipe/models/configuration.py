@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, ModelConfig, TaskConfig
 from collapipe.mistakes import suggest_key
@@ -149,7 +150,7 @@ def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]
 def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = decode_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InvalidInputError(f"{path}: is not valid JSON: {error}; copy it again") from error
     family = values.get("model_type")

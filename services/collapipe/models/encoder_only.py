@@ -1,7 +1,6 @@
 """The base of the families that have an encoder and a small head, which labels texts or tokens."""
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import apply_chunking_to_forward
 
+from collapipe.documents import decode_json
 from collapipe.finding import Finding
 from collapipe.mistakes import say_some
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
@@ -111,7 +111,7 @@ class EncoderOnlyAdapter(ModelAdapter):
         return dict(labels or {})
 
     def _read_config_of(self, directory: Path) -> Any:
-        return self.read_config(json.loads((directory / "config.json").read_text("utf-8")))
+        return self.read_config(decode_json((directory / "config.json").read_text("utf-8")))
 
     def _does_task(self, theirs: Any) -> bool:
         return self.model_classes[self.task].__name__ in (theirs.architectures or ())

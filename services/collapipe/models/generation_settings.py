@@ -1,10 +1,10 @@
 """The settings with which a model generates, as `generation_config.json` of a pretrained directory and of an export has them."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 
 _ABOUT_THE_FILE = {"_from_model_config", "transformers_version"}
@@ -33,7 +33,7 @@ def read_generation_settings(directory: Path) -> dict[str, Any]:
     if not has_file:
         path = directory / "config.json"
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = decode_json(path.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise TypeError(f"it is no JSON object, but of type {type(settings).__name__}")
         if not has_file:

@@ -1,7 +1,6 @@
 """Makes the first model of a job, with random weights or those of a pretrained directory."""
 
 import copy
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError, NotFoundError
 from collapipe.pretrained_directories import pretrained_directory
 
@@ -194,7 +194,7 @@ def _shards(directory: Path) -> dict[str, Path]:
     if single.is_file():
         with safe_open(single, "pt") as file:
             return dict.fromkeys(file.keys(), single)
-    files = json.loads(index.read_text("utf-8"))["weight_map"]
+    files = decode_json(index.read_text("utf-8"))["weight_map"]
     return {name: directory / file for name, file in files.items()}
 
 

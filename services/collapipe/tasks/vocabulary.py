@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from collapipe.data.rows import check_text
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
 
@@ -180,7 +181,7 @@ class Vocabulary:
     @cached_property
     def _unknown_id(self) -> int | None:
         """The id of the unknown token. `None` if every text can be encoded without it."""
-        model: dict[str, Any] = json.loads(self.data.partition(b"\n")[0])["model"]
+        model: dict[str, Any] = decode_json(self.data.partition(b"\n")[0])["model"]
         if model.get("byte_fallback"):
             return None
         token, number = model.get("unk_token"), model.get("unk_id")
@@ -365,7 +366,7 @@ def _read_additions(directory: Path, tokenizer: Tokenizer) -> tuple[dict[str, st
         has_template = described.chat_template is not None
         chat_template = described.get_chat_template() if has_template else None
         configs = [
-            json.loads((directory / name).read_text("utf-8"))
+            decode_json((directory / name).read_text("utf-8"))
             for name in ("config.json", "generation_config.json")
             if (directory / name).is_file()
         ]
@@ -428,7 +429,7 @@ def declared_tokens(vocabulary: bytes) -> dict[str, str]:
 
 
 def _additions(vocabulary: bytes) -> dict[str, Any]:
-    additions: dict[str, Any] = json.loads(vocabulary.partition(b"\n")[2] or b"{}")
+    additions: dict[str, Any] = decode_json(vocabulary.partition(b"\n")[2] or b"{}")
     return additions
 
 

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from collapipe.documents import decode_json
 from collapipe.errors import CorruptDataError, InvalidInputError
 
 _TYPE_NAMES = {
@@ -142,7 +143,7 @@ def read_layout(file: BinaryIO) -> BlobLayout:
         if num_bytes > _MAX_HEADER_BYTES:
             raise ValueError(f"the header has {num_bytes} bytes, over {_MAX_HEADER_BYTES}")
         text = file.read(num_bytes)
-        entries = sorted(json.loads(text).items(), key=lambda entry: entry[1]["data_offsets"])
+        entries = sorted(decode_json(text).items(), key=lambda entry: entry[1]["data_offsets"])
         tensors, position = [], 0
         for name, entry in entries:
             begin, end = entry["data_offsets"]

@@ -188,6 +188,7 @@ def test_file_of_a_part_or_of_several_runs_is_refused(
         ('{"event": "round_committed"}', "no.jsonl"),
         ("[1, 2]", "no.jsonl"),
         ("step 1 of 10", "line 1"),
+        pytest.param("[" * 100_000, "line 1", id="deep"),
     ],
 )
 def test_fit_of_a_file_that_is_no_run_says_why_and_how_to_record_one(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from collapipe import documents
-from collapipe.documents import hold_directory, read_document, write_document
+from collapipe.documents import decode_json, hold_directory, read_document, write_document
 from collapipe.errors import CorruptDataError, WrongStateError
 
 
@@ -24,12 +24,22 @@ def test_absent_document_is_none(tmp_path: Path) -> None:
     assert read_document(tmp_path / "document.json") is None
 
 
-@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"[1]", b"null", b"\xff\xfe"])
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"[1]", b"null", b"\xff\xfe", DEEP.encode()])
 def test_damaged_document_is_corrupt_and_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "document.json"
     path.write_bytes(content)
     with pytest.raises(CorruptDataError, match="document.json .*damaged"):
         read_document(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, DEEP, '{"a":' * 100_000])
+def test_text_that_is_nested_too_deeply_is_as_wrong_as_any_other(text: str) -> None:
+    for each in (text, text.encode()):
+        with pytest.raises(ValueError, match=str(len(text))):
+            decode_json(each)
 
 
 @pytest.mark.parametrize("function", ["fsync", "replace"])

@@ -141,10 +141,14 @@ def test_settings_that_only_sampling_uses_are_left_out_without_it(
     assert settings.top_p != 0.9
 
 
-def test_damaged_settings_are_named(make_tokenizer: MakeTokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("text", ["{", '{"a":' * 100_000], ids=["cut", "deep"])
+def test_damaged_settings_are_named(
+    make_tokenizer: MakeTokenizer, tmp_path: Path, name: str, text: str
+) -> None:
     model = write_directory(tmp_path, "llama", {})
-    (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(InvalidInputError, match=f"{tmp_path}/generation_config.json: "):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InvalidInputError, match=f"{tmp_path}/{name}: "):
         create_config_json(model, CAUSAL_LM, [], make_tokenizer("llama"))
 
 

@@ -27,6 +27,7 @@ def test_csv_and_toml_describe_the_same_trace(tmp_path: Path) -> None:
         ("x.csv", "at_seconds,rate_bps\n0,1e6\n5,2e6\n5,3e6\n", " 0, 5, 5"),
         ("x.csv", "at_seconds,rate_bps\n0,fast\n", "rate_bps"),
         ("x.toml", "steps = ", "x.toml"),
+        pytest.param("x.toml", "steps = " + "[" * 100_000, "x.toml", id="deep"),
     ],
 )
 def test_file_that_is_not_a_trace_is_refused_with_the_mistake(

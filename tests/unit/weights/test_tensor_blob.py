@@ -84,6 +84,12 @@ def test_header_whose_tensors_overlap_or_leave_a_gap_is_corrupt() -> None:
             read_layout(io.BytesIO(other))
 
 
+def test_header_that_is_nested_too_deeply_is_corrupt() -> None:
+    header = b"[" * 100_000
+    with pytest.raises(CorruptDataError, match="100000"):
+        read_layout(io.BytesIO(len(header).to_bytes(8, "little") + header))
+
+
 @pytest.mark.parametrize("length", [0, 7, 40, -1])
 def test_truncated_bytes_are_corrupt(length: int) -> None:
     cut = save({"x": torch.randn(8)})[:length]
