@@ -1,7 +1,9 @@
+import gzip
 import json
 import math
 import socket
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,23 +114,41 @@ def test_server_that_does_not_run_is_reported() -> None:
             PrometheusSource(f"http://{address}").window(0.0, 1.0)
 
 
-@pytest.mark.parametrize("endless", [False, True])
-def test_server_that_does_not_end_its_answer_in_time_is_reported(endless: bool) -> None:
-    """Each read of an endless answer takes less than the limit, but all reads together take more."""
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "pause_seconds"),
+    [
+        (b"", b"", 0.0),
+        (HEAD, b"x", 0.02),
+        (b"", HEAD.replace(b"200 OK", b"100 Continue") + b"\r\n", 0.0),
+        (HEAD + b"Content-Length: 1000000000\r\n\r\n", b" ", 0.02),
+        (HEAD + b"Content-Length: 1000000000\r\n\r\n", b" ", 0.0),
+    ],
+    ids=["silent", "slow head", "endless head", "slow body", "endless body"],
+)
+def test_server_that_does_not_end_its_answer_in_time_is_reported(
+    head: bytes, piece: bytes, pause_seconds: float
+) -> None:
+    """Each read of a slow or endless answer takes less than the limit, but all reads together take more."""
+    has_gone = threading.Event()
 
     def serve(connection: socket.socket) -> None:
         try:
-            if endless:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
-                while True:
-                    connection.sendall(b" ")
+            connection.sendall(head)
+            while piece and not has_gone.wait(pause_seconds):
+                connection.sendall(piece)
             while connection.recv(1 << 16):
                 pass
         except OSError:
             return  # The client has gone.
 
-    with raw_server(serve) as address, pytest.raises(PeerLostError, match=rf"{address}.* 0\.1 s"):
-        PrometheusSource(f"http://{address}", timeout_seconds=0.1).window(0.0, 1.0)
+    with raw_server(serve) as address, pytest.raises(PeerLostError, match=rf"{address}.* 0\.2 s"):
+        try:
+            PrometheusSource(f"http://{address}", timeout_seconds=0.2).window(0.0, 1.0)
+        finally:
+            has_gone.set()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +158,10 @@ def test_server_that_does_not_end_its_answer_in_time_is_reported(endless: bool) 
         (200, b'{"status": "success"}', "HTTP 200"),
         (200, b'{"status": "success", "data": {"resultType": "vector", "result": []}}', "matrix"),
         (200, b'{"data": []}', "status"),
+        pytest.param(200, b"[" * 100_000, "body.*recursion", id="deep"),
+        pytest.param(
+            200, b'{"status": "success", "x": ' + b"[" * 100_000, "recursion", id="deep x"
+        ),
         (200, success(row("a:1", [(0.5, "many")]))({})[1], r"result\.0\.values\.0"),
         (422, b'{"status": "error", "error": "query too long"}', "HTTP 422: query too long"),
         (503, b"", "HTTP 503"),
@@ -152,12 +176,65 @@ def test_invalid_answer_is_refused_and_quoted(status: int, body: bytes, message:
         PrometheusSource(f"http://{address}").window(0.0, 1.0)
 
 
+def ask_for(body: bytes, coding: str = "") -> list[Series]:
+    """Returns what a source reads from 10 to 12 s, if the server sends these bytes, encoded in this way."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        encoding = f"Content-Encoding: {coding}\r\n" if coding else ""
+        connection.sendall(HEAD + f"{encoding}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with raw_server(serve) as address:
+        return list(PrometheusSource(f"http://{address}").window(10.0, 12.0))
+
+
+ANSWER = success(row("a:1", [(10.5, "1")]))({})[1]
+
+
+def test_answer_that_is_compressed_is_read() -> None:
+    (found,) = ask_for(gzip.compress(ANSWER), "gzip")
+    assert found.points == ((10.5, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("body", "coding"),
+    [
+        (ANSWER + b" " * 1000, ""),
+        (gzip.compress(ANSWER + b" " * 1000), "gzip"),
+        (gzip.compress(ANSWER) + b" " * 1000, "gzip"),
+    ],
+    ids=["plain", "compressed", "behind the compressed end"],
+)
 def test_answer_that_is_too_long_is_refused_before_it_is_parsed(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, body: bytes, coding: str
 ) -> None:
     monkeypatch.setattr(prometheus, "_MAX_ANSWER_BYTES", 1000)
     with pytest.raises(PeerLostError, match="1000 bytes"):
-        window(*(row(f"a:{port}", [(0.5, "1")]) for port in range(100)))
+        ask_for(body, coding)
+
+
+def test_answer_that_is_compressed_twice_is_refused_before_it_is_expanded() -> None:
+    expanded = bytes(1 << 20)
+    for coding, body in (
+        ("gzip, gzip", gzip.compress(gzip.compress(expanded))),
+        ("deflate", zlib.compress(expanded)),
+    ):
+        with pytest.raises(PeerLostError, match=f"'{coding}'"):
+            ask_for(body, coding)
+
+
+def test_answer_whose_compression_is_damaged_is_refused() -> None:
+    with pytest.raises(PeerLostError, match="damaged"):
+        ask_for(b"not gzip", "gzip")
+
+
+def test_answer_with_too_many_values_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each takes far more memory than bytes of the answer."""
+    monkeypatch.setattr(prometheus, "_MAX_ANSWER_VALUES", 1000)
+    with pytest.raises(PeerLostError, match=r"\b2\d\d\d values.* 1000 "):
+        window(row("a:1", [(0, "1")] * 1000))
 
 
 def test_redirect_is_not_followed() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import zlib
 from typing import NamedTuple
 
 import httpx
@@ -28,6 +29,7 @@ def open_client(tls: ssl.SSLContext | None) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     return httpx.AsyncClient(
         timeout=None,
+        headers={"Accept-Encoding": "gzip"},
         limits=limits,
         trust_env=False,
         follow_redirects=False,
@@ -42,19 +44,30 @@ async def fetch(
 
     Args:
         timeout_seconds: Limit of the whole exchange, from the look-up of the name to the last byte.
-        max_bytes: Limit of the body.
+        max_bytes: Limit of the body, both as it comes and without its compression. httpx would expand a few kilobytes that
+            are compressed twice to gigabytes.
 
     Raises:
-        PeerLostError: The server cannot be reached, is too slow, closes the connection or sends too much.
+        PeerLostError: The server cannot be reached, is too slow, closes the connection, sends too much, or compresses in
+            another way than by gzip.
     """
 
     async def exchange() -> Response:
         response = await client.send(request, stream=True)
-        body = bytearray()
+        body, num_received = bytearray(), 0
         try:
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > max_bytes:
+            coding = response.headers.get("Content-Encoding", "")
+            if coding not in ("", "gzip"):
+                raise PeerLostError(
+                    "",
+                    f"{url} compresses by {coding!r:.80}, but only gzip was asked for: check that the address is right",
+                )
+            gzip = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            async for chunk in response.aiter_raw():
+                num_received += len(chunk)
+                left = max_bytes - len(body)
+                body += gzip.decompress(chunk, left + 1) if coding else chunk
+                if max(len(body), num_received) > max_bytes:
                     raise PeerLostError(
                         "",
                         f"{url} sent more than {max_bytes} bytes: check that the address is right",
@@ -70,6 +83,10 @@ async def fetch(
         raise PeerLostError(
             "",
             f"{url} did not answer within {timeout_seconds:g} s: check its load, or raise the limit",
+        ) from None
+    except zlib.error as error:
+        raise PeerLostError(
+            "", f"{url} sent a damaged answer ({error}): check that the address is right"
         ) from None
     except httpx.HTTPError as error:
         raise PeerLostError(

@@ -9,16 +9,19 @@ from typing import Literal
 
 import httpx
 from pydantic import BaseModel, ValidationError
+from typing_extensions import TypedDict
 
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.telemetry.sources.fetching import Response, fetch, open_client
 from collapipe.telemetry.sources.samples import NEEDED, Series, kept_labels
 
 _MAX_ANSWER_BYTES = 64 << 20
+_MAX_ANSWER_VALUES = 2_000_000
+"""Labels, series, times and samples of an answer together. Each takes up to 300 bytes of memory, and a microsecond or more."""
 _SELECTOR = f'{{__name__=~"{"|".join(NEEDED)}"}}'
 
 
-class _Row(BaseModel):
+class _Row(TypedDict):
     metric: dict[str, str]
     values: list[tuple[float, float]]
 
@@ -90,6 +93,7 @@ class PrometheusSource:
         try:
             response = loop.run_until_complete(self._ask(form))
         finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
         return _series(self._read(response.status, response.body), start, end)
 
@@ -105,6 +109,13 @@ class PrometheusSource:
             return await fetch(client, request, self._timeout_seconds, _MAX_ANSWER_BYTES)
 
     def _read(self, status: int, body: bytes) -> list[_Row]:
+        # A comma stands between each two values.
+        if (num_values := body.count(b",")) > _MAX_ANSWER_VALUES:
+            raise PeerLostError(
+                "",
+                f"{self._url} answered with {num_values} values, and at most {_MAX_ANSWER_VALUES} are read: check that the "
+                "address is right, or let Prometheus scrape less often",
+            )
         try:
             answer = _Answer.model_validate_json(body)
         except ValidationError as error:
@@ -130,11 +141,12 @@ def _series(rows: list[_Row], start: float, end: float) -> list[Series]:
     """
     jobs: dict[str, dict[tuple[tuple[str, str], ...], list[Series]]] = defaultdict(dict)
     for row in rows:
-        points = tuple((at, value) for at, value in row.values if start <= at <= end)
-        name, instance = row.metric.get("__name__", ""), row.metric.get("instance", "")
-        labels = kept_labels(row.metric)
+        points = tuple((at, value) for at, value in row["values"] if start <= at <= end)
+        metric = row["metric"]
+        name, instance = metric.get("__name__", ""), metric.get("instance", "")
+        labels = kept_labels(metric)
         if points and name in NEEDED:
-            job = tuple(sorted(row.metric.items() - set(labels) - {("__name__", name)}))
+            job = tuple(sorted(metric.items() - set(labels) - {("__name__", name)}))
             jobs[instance].setdefault(job, []).append(Series(instance, name, labels, points))
     kept: list[Series] = []
     for by_job in jobs.values():
