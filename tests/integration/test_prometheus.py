@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from prometheus_server import INTERVAL_SECONDS, eventually, running_prometheus
 from collapipe.errors import PeerLostError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.scrape import ScrapeSource
+from collapipe.scheduler.telemetry_window import known_hosts
 from collapipe.telemetry.estimates import Estimates, HostPrior, estimate
 from collapipe.telemetry.sources import Series, TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
@@ -124,7 +126,9 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
         server.scrape(one.metrics_address for one in registered)
         channels = ChannelPool(Security.insecure())
         stack.callback(channels.close)
-        scrape = ScrapeSource(lambda: registered, channels, INTERVAL_SECONDS)
+        named = [*registered, Host(host_id="nobody")]
+        known = partial(known_hosts, named, ScrapeSource.instance_field)
+        scrape = ScrapeSource(lambda: registered, known, channels, INTERVAL_SECONDS)
         stack.callback(scrape.close)
         yield Observed(hosts, PrometheusSource(server.url), scrape)
 

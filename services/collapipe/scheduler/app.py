@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,12 +19,13 @@ from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.revoked_keys_file import RevokedKeysFile
 from collapipe.scheduler.scrape import ScrapeSource
 from collapipe.scheduler.servicer import SchedulerServicer
-from collapipe.scheduler.telemetry_window import Telemetry
+from collapipe.scheduler.telemetry_window import Telemetry, known_hosts
 from collapipe.scheduler.web.access import LINK_FILE
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.server import WebServer
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.telemetry import metrics
+from collapipe.telemetry.known_hosts import KnownHosts
 from collapipe.telemetry.sources import TelemetrySource
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
@@ -167,10 +169,23 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
 def _source(
     settings: SchedulerSettings, registry: HostRegistry, channels: ChannelPool
 ) -> TelemetrySource:
+    def known(instance_field: str) -> KnownHosts:
+        # Two hosts may have had one address, one after the other.
+        return known_hosts([*registry.registered(), *registry.alive()], instance_field)
+
     if settings.telemetry == "prometheus":
+        known_now = partial(known, PrometheusSource.instance_field)
         if settings.insecure:
-            return PrometheusSource(settings.prometheus_url)
+            return PrometheusSource(settings.prometheus_url, known=known_now)
         return PrometheusSource(
-            settings.prometheus_url, settings.security.client_context, Role.PROMETHEUS.server_name
+            settings.prometheus_url,
+            settings.security.client_context,
+            Role.PROMETHEUS.server_name,
+            known=known_now,
         )
-    return ScrapeSource(registry.alive, channels, settings.telemetry_interval_seconds)
+    return ScrapeSource(
+        registry.alive,
+        partial(known, ScrapeSource.instance_field),
+        channels,
+        settings.telemetry_interval_seconds,
+    )

@@ -178,6 +178,11 @@ class HostRegistry:
             hosts = [host for host in self._hosts.values() if self._is_alive(host)]
             return [host for host in hosts if suspects or not self._is_left_out(host)]
 
+    def registered(self) -> list[scheduler_pb2.Host]:
+        """Returns every host that ever registered, in registration order."""
+        with self._lock:
+            return list(self._hosts.values())
+
     def heard(self) -> list[scheduler_pb2.Host]:
         """Returns the hosts whose last heartbeat is recent, even if a job has blamed them since."""
         with self._lock:

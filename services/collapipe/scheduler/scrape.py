@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
 from collapipe.rpc import ChannelPool, call
+from collapipe.telemetry.known_hosts import DroppedSamples, KnownHosts
 from collapipe.telemetry.sources import NEEDED, Series
 from collapipe.telemetry.sources.samples import Labels, kept_labels
 from collapipe.v1 import scheduler_pb2, telemetry_pb2, telemetry_pb2_grpc
@@ -19,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_PAGE_BYTES = 1 << 20
 _MAX_PAGE_SAMPLES = 5000
-"""Far more than a host has. Together with `keep_seconds`, both limit the memory of the scheduler."""
+"""Far more than a host has."""
+_MAX_KEPT_SAMPLES = 300_000
+"""Samples of one host, which take 26 MB. With an interval of 1 s, that is enough for 1,000 series."""
 
 _LEAST_LIMIT_SECONDS = 10.0
 """A page may take at least this long, because a slow link carries other traffic, too."""
@@ -61,6 +64,7 @@ class ScrapeSource:
 
     Args:
         hosts: Returns the hosts to scrape. A thread calls it in every interval.
+        known: Returns what samples may be about, by the addresses of the hosts. The thread calls it then, too.
         interval_seconds: Least time between two scrapes of a host.
         keep_seconds: How long samples are kept. A window cannot start earlier.
 
@@ -74,6 +78,7 @@ class ScrapeSource:
     def __init__(
         self,
         hosts: Callable[[], Iterable[scheduler_pb2.Host]],
+        known: Callable[[], KnownHosts],
         channels: ChannelPool,
         interval_seconds: float = 1.0,
         keep_seconds: float = 300.0,
@@ -86,6 +91,9 @@ class ScrapeSource:
         self._limit_seconds = max(interval_seconds, _LEAST_LIMIT_SECONDS)
         self.pass_seconds = 0.0
         self._hosts = hosts
+        self._known = known
+        self._known_now = KnownHosts([])
+        self._dropped = DroppedSamples(self.name)
         self._channels = channels
         self._interval_seconds = interval_seconds
         self._keep_seconds = keep_seconds
@@ -93,6 +101,8 @@ class ScrapeSource:
         self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
         self._num_kept: Counter[str] = Counter()
         """Number of series of each address."""
+        self._num_samples: Counter[str] = Counter()
+        """Number of samples of each address."""
         self._closed = threading.Event()
         self._pages = ThreadPoolExecutor(_THREADS, "page")
         self._thread = threading.Thread(
@@ -128,6 +138,7 @@ class ScrapeSource:
         due = time.monotonic()
         while not self._closed.wait(due - time.monotonic()):
             hosts = {host.address: host.host_id for host in self._hosts()}
+            self._known_now = self._known()
             scraped = {address: scraped.get(address) or _Scraped() for address in hosts}
             self.pass_seconds = len(hosts) / _PAGES_PER_SECOND
             for address, one in scraped.items():
@@ -173,8 +184,14 @@ class ScrapeSource:
         started = round(time.time(), 3)
         stub = telemetry_pb2_grpc.TelemetryServiceStub(self._channels.channel(address))
         answer = call(stub.GetMetrics, _REQUEST, host_id, self._limit_seconds)
-        page = read_page(answer, host_id)
+        page, dropped = read_page(answer, host_id, address, self._known_now)
+        self._dropped.count(host_id, dropped)
         with self._lock:
+            if self._num_samples[address] + len(page) > _MAX_KEPT_SAMPLES:
+                raise InvalidInputError(
+                    f"{host_id} has {self._num_samples[address]} samples of the last {self._keep_seconds:g} s and sent {len(page)} "
+                    f"more, and the limit is {_MAX_KEPT_SAMPLES}: check what runs there, or raise --telemetry-interval-seconds"
+                )
             for (name, labels), value in page.items():
                 key = address, name, labels
                 if key not in self._kept:
@@ -184,22 +201,27 @@ class ScrapeSource:
                 points = self._kept.setdefault(key, deque())
                 if not points or points[-1][0] < started:  # Otherwise the clock was set back.
                     points.append((started, value))
+                    self._num_samples[address] += 1
         return answer.seconds
 
     def _forget_old(self, now: float) -> None:
         with self._lock:
             for key, points in list(self._kept.items()):
+                num_before = len(points)
                 while points and points[0][0] < now - self._keep_seconds:
                     points.popleft()
                 while points and points[-1][0] > now:  # The clock was set back.
                     points.pop()
+                self._num_samples[key[0]] -= num_before - len(points)
                 if not points:
                     del self._kept[key]
                     self._num_kept[key[0]] -= 1
 
 
-def read_page(answer: telemetry_pb2.GetMetricsResponse, host_id: str) -> Page:
-    """Returns the needed samples of a host, without those about links between other hosts.
+def read_page(
+    answer: telemetry_pb2.GetMetricsResponse, host_id: str, address: str, known: KnownHosts
+) -> tuple[Page, list[Labels]]:
+    """Returns the needed samples of a host, and the labels of those that are left out because no honest host has them.
 
     Raises:
         InvalidInputError: The answer is larger than that of any host.
@@ -209,16 +231,13 @@ def read_page(answer: telemetry_pb2.GetMetricsResponse, host_id: str) -> Page:
             f"{host_id} sent {len(answer.samples)} samples in {answer.ByteSize()} bytes, and the limits are "
             f"{_MAX_PAGE_SAMPLES} and {_MAX_PAGE_BYTES}: check what runs there"
         )
-    return {
-        (sample.name, kept_labels(sample.labels)): sample.value
-        for sample in answer.samples
-        if sample.name in NEEDED and _is_about(sample, host_id)
-    }
-
-
-def _is_about(sample: telemetry_pb2.MetricSample, host_id: str) -> bool:
-    """Returns whether a sample is about a host, or about a link from or to it."""
-    if "link" not in sample.labels:
-        return True
-    sender, _, receiver = sample.labels["link"].partition(">")
-    return host_id in (sender, receiver)
+    page: Page = {}
+    dropped = []
+    for sample in answer.samples:
+        if sample.name in NEEDED:
+            labels = kept_labels(sample.labels)
+            if known.may_have(address, labels):
+                page[sample.name, labels] = sample.value
+            else:
+                dropped.append(labels)
+    return page, dropped

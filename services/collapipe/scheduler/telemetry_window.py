@@ -2,20 +2,36 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from collapipe.errors import CollapipeError
-from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.host_registry import EDGE_SERVER, JobHosts
 from collapipe.scheduler.knowledge import Knowledge
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates, estimate
+from collapipe.telemetry.known_hosts import KnownHost, KnownHosts
 from collapipe.telemetry.sources import TelemetrySource
+from collapipe.v1 import scheduler_pb2
 
 logger = logging.getLogger(__name__)
 
 MIN_SCRAPES = 4
 """A window spans at least this many scrapes, so that counters have a measurable increase."""
+
+
+def known_hosts(hosts: Iterable[scheduler_pb2.Host], instance_field: str) -> KnownHosts:
+    """Returns what the samples of a `TelemetrySource` with this `instance_field` may be about."""
+    return KnownHosts(
+        [
+            KnownHost(
+                host.host_id,
+                getattr(host, instance_field),
+                None if host.role == EDGE_SERVER else str(host.cluster_index),
+            )
+            for host in hosts
+        ]
+    )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from collapipe.telemetry.link_estimates import LinkEstimate, estimate_links
 from collapipe.telemetry.sample_window import SampleWindow
 from collapipe.telemetry.sources.samples import Series
 
+_MOST_REJECTED = 20
+"""A host may send thousands of invalid values, and each decision is stored with the sentences about them."""
+
 __all__ = ["ClusterEstimate", "Estimates", "HostEstimate", "HostPrior", "LinkEstimate", "estimate"]
 
 
@@ -36,7 +39,7 @@ class Estimates:
     missing: tuple[str, ...] = ()
     """Hosts without fresh samples; older samples of them are not used."""
     rejected: tuple[str, ...] = ()
-    """One sentence for each value that was left out because it is implausible."""
+    """One sentence for each value that was left out because it is implausible, at most the first ones and how many more."""
 
 
 def estimate(
@@ -53,14 +56,19 @@ def estimate(
     The other arguments are those of `SampleWindow` and `estimate_host`.
     """
     window = SampleWindow(series, hosts, end=end, max_age_seconds=max_age_seconds)
+    hosts_measured = {
+        host: estimate_host(window, host, priors.get(host, HostPrior()), clusters)
+        for host in window.hosts
+    }
+    clusters_measured, links = estimate_clusters(window), estimate_links(window)
+    rejected = window.rejected[:_MOST_REJECTED]
+    if more := len(window.rejected) - len(rejected):
+        rejected.append(f"{more} more")
     return Estimates(
         end=end,
-        hosts={
-            host: estimate_host(window, host, priors.get(host, HostPrior()), clusters)
-            for host in window.hosts
-        },
-        clusters=estimate_clusters(window),
-        links=estimate_links(window),
+        hosts=hosts_measured,
+        clusters=clusters_measured,
+        links=links,
         missing=tuple(sorted(set(hosts.values()) - set(window.hosts))),
-        rejected=tuple(window.rejected),
+        rejected=tuple(rejected),
     )

@@ -80,7 +80,9 @@ def estimate_host(
         step_seconds = window.plausible(what, work.update_seconds / work.steps, 0.0, _MAX_SECONDS)
     deferred_share = None
     if work.deferred_seconds:
-        deferred_share = work.deferred_seconds / work.computing_seconds
+        what = f"{host}: share of the gradients that were left for later"
+        share = work.deferred_seconds / max(work.computing_seconds, ABOVE_ZERO)
+        deferred_share = window.plausible(what, share, 0.0, 1.0)
     return HostEstimate(
         seconds_per_sample=seconds_per_sample,
         end_seconds_per_sample=end_seconds_per_sample,

@@ -79,7 +79,7 @@ def _goodput(window: SampleWindow, sender: str, group: Group) -> tuple[float | N
         for _, value in one.points
     ]
     if limits and min(limits) > 0:
-        most = _MAX_RATIO_TO_LIMIT * max(limits)
+        most = min(most, _MAX_RATIO_TO_LIMIT * max(limits))
         reason = f"; its sender limits itself to {max(limits):.4g}"
     rate_bps = 8 * transfer_bytes / seconds if seconds else float("inf")
     what = f"{group.host}: bit/s from {sender}"

@@ -236,6 +236,11 @@ OBJECTIVE = Gauge(
 TELEMETRY_FAILURES = Counter(
     "collapipe_telemetry_failures_total", "Queries to a telemetry source that failed.", ("source",)
 )
+TELEMETRY_DROPPED = Counter(
+    "collapipe_telemetry_dropped_samples_total",
+    "Samples that the scheduler left out, because their labels name hosts or clusters that it does not know.",
+    ("source",),
+)
 
 # --- gRPC servers; these names are established, so existing dashboards for gRPC work
 
@@ -276,6 +281,7 @@ def create_stage_series(cluster: str, stage: str) -> None:
 def create_scheduler_series(telemetry_source: str) -> None:
     """Exports the counters of a scheduler with value 0, so that Prometheus sees their first increase."""
     TELEMETRY_FAILURES.labels(telemetry_source)
+    TELEMETRY_DROPPED.labels(telemetry_source)
     for reason in ("hysteresis", "solver_failed", "solver_slow", "telemetry_missing"):
         PLANS_KEPT.labels(reason)
     for outcome in ("succeeded", "failed", "cancelled"):

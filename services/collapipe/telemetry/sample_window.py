@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from collapipe.telemetry.sources.samples import (
+    MOST,
     Labels,
     Series,
     born_at_zero,
@@ -120,7 +121,7 @@ class SampleWindow:
                 invalid.setdefault(group, set()).update(at for at, _ in bad)
                 at, value = bad[0]
                 self.rejected.append(
-                    f"{group.host}: {_described(one)} was {value:g} at {at:.3f}, but must be finite and at least 0; "
+                    f"{group.host}: {_described(one)} was {value:g} at {at:.3f}, but must be from 0 to {MOST:g}; "
                     f"left out {len(bad)} of {len(one.points)} samples"
                 )
         kept = []

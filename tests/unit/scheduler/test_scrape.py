@@ -8,12 +8,16 @@ from typing import Any
 
 import grpc
 import pytest
+from prometheus_client import REGISTRY
 
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler import scrape
+from collapipe.scheduler.host_registry import DEVICE_AGENT, EDGE_SERVER
 from collapipe.scheduler.scrape import ScrapeSource, read_page
+from collapipe.scheduler.telemetry_window import known_hosts
 from collapipe.telemetry import metrics
+from collapipe.telemetry.known_hosts import KnownHosts
 from collapipe.telemetry.sources import NEEDED, Series
 from collapipe.telemetry_service import TelemetryServicer
 from collapipe.v1 import telemetry_pb2, telemetry_pb2_grpc
@@ -59,7 +63,9 @@ class Simulation:
         monkeypatch.setattr(scrape, "threading", threads)
         monkeypatch.setattr(scrape, "ThreadPoolExecutor", lambda *_: pages)
         monkeypatch.setattr(scrape, "call", self._call)
-        self.source = ScrapeSource(self._present, channels)
+        self.named: list[Host] = []
+        """Hosts that are registered and not scraped."""
+        self.source = ScrapeSource(self._present, self._known, channels)
 
     def run(self, seconds: float) -> None:
         self._end = self.clock.now + seconds
@@ -73,6 +79,9 @@ class Simulation:
 
     def _present(self) -> list[Host]:
         return [Host(host_id=address, address=address) for address in self.hosts]
+
+    def _known(self) -> KnownHosts:
+        return known_hosts([*self.named, *self._present()], ScrapeSource.instance_field)
 
     def _call(self, method: Any, request: Any, host_id: str, limit_seconds: float) -> Any:
         assert (list(request.names), limit_seconds) == (list(NEEDED), 10.0)
@@ -119,12 +128,13 @@ def test_real_hosts_that_hang_or_do_not_run_do_not_hold_up_others(channels: Chan
             done.wait(LIMIT_SECONDS)
             return page(1)
 
-    metrics.STAGE_STEPS.labels("scraped", "1").inc(3)
+    metrics.STAGE_STEPS.labels("70", "1").inc(3)
     add = telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server
     with serving(Hangs(), add) as slow, serving(Asked(), add) as address:
         listed = [slow, "127.0.0.1:1", "no address", address]
-        hosts = [Host(host_id=each, address=each) for each in listed]
-        source = ScrapeSource(lambda: hosts, channels, 0.01)
+        hosts = [Host(host_id=each, address=each, cluster_index=70) for each in listed]
+        known = known_hosts(hosts, ScrapeSource.instance_field)
+        source = ScrapeSource(lambda: hosts, lambda: known, channels, 0.01)
         try:
             for _ in range(2):  # The first page is there when the host is asked for the second.
                 assert asked.acquire(timeout=LIMIT_SECONDS)
@@ -134,7 +144,7 @@ def test_real_hosts_that_hang_or_do_not_run_do_not_hold_up_others(channels: Chan
             source.close()
     assert {one.instance for one in found} == {address}
     assert {one.name for one in found} <= set(NEEDED)
-    (steps,) = [one for one in found if ("cluster", "scraped") in one.labels]
+    (steps,) = [one for one in found if ("cluster", "70") in one.labels]
     assert (steps.name, steps.points[0][1]) == (STEPS, 3)
     assert "collapipe_process_peak_resident_memory_bytes" in {one.name for one in found}
     with pytest.raises(PeerLostError):
@@ -211,18 +221,111 @@ def test_many_hosts_are_scraped_at_a_limited_rate(simulation: Simulation) -> Non
 
 def test_interval_with_fewer_than_two_kept_scrapes_is_refused(channels: ChannelPool) -> None:
     with pytest.raises(InvalidInputError, match="5 s .* 9 s"):
-        ScrapeSource(lambda: (), channels, 5, keep_seconds=9)
+        ScrapeSource(lambda: (), lambda: KnownHosts([]), channels, 5, keep_seconds=9)
 
 
 @pytest.mark.parametrize(("num_samples", "length"), [(5001, 1), (1, 1 << 20)])
 def test_page_that_is_too_large_is_refused(num_samples: int, length: int) -> None:
     samples = [sample(STEPS, 1, stage="x" * length)] * num_samples
     with pytest.raises(InvalidInputError, match=f"greedy sent {num_samples} "):
-        read_page(telemetry_pb2.GetMetricsResponse(samples=samples), "greedy")
+        answer = telemetry_pb2.GetMetricsResponse(samples=samples)
+        read_page(answer, "greedy", "greedy:1", KnownHosts([]))
 
 
-def test_host_cannot_speak_about_the_links_of_others() -> None:
-    links = ["b>me", "me>b", "b>c", "me", "", ">", "mean>b", "b>me>c"]
-    samples = [sample(LINK_BYTES, 1, link=link, codec="fp32") for link in links]
-    found = read_page(telemetry_pb2.GetMetricsResponse(samples=samples), "me")
-    assert [dict(labels)["link"] for _, labels in found] == ["b>me", "me>b", "me"]
+def read_labels(role: Any, **labels: str) -> bool:
+    """Returns whether a sample of a host "me" in cluster 3 is read with these labels."""
+    me = Host(host_id="me", address="me:1", role=role, cluster_index=3)
+    others = [Host(host_id=each, address=f"{each}:1", cluster_index=4) for each in ("b", "c")]
+    known = known_hosts([me, *others], ScrapeSource.instance_field)
+    answer = telemetry_pb2.GetMetricsResponse(samples=[sample(LINK_BYTES, 1, **labels)])
+    page, dropped = read_page(answer, "me", "me:1", known)
+    assert len(page) + len(dropped) == 1
+    return bool(page)
+
+
+def test_host_speaks_about_its_links_to_known_hosts_only() -> None:
+    links = [
+        "b>me",
+        "me>b",
+        "me>scheduler",
+        "b>c",
+        "me",
+        "me>",
+        "",
+        ">",
+        "mean>b",
+        "b>me>c",
+        "me>d",
+    ]
+    read = [link for link in links if read_labels(DEVICE_AGENT, link=link, codec="fp32")]
+    assert read == ["b>me", "me>b", "me>scheduler"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "roles"),
+    [
+        ({"cluster": "3", "stage": "3"}, [DEVICE_AGENT]),
+        ({"cluster": "4", "stage": "0"}, [EDGE_SERVER]),
+        ({"cluster": "5", "stage": "0"}, []),
+        ({"cluster": "3", "stage": "4"}, []),
+        ({"cluster": "3", "stage": "x" * 1000}, []),
+        ({"codec": "int4"}, [DEVICE_AGENT, EDGE_SERVER]),
+        ({"codec": "int5"}, []),
+        ({"sensor": "rapl"}, [DEVICE_AGENT, EDGE_SERVER]),
+        ({"sensor": "model"}, [DEVICE_AGENT, EDGE_SERVER]),
+        ({"sensor": "made up"}, []),
+    ],
+    ids=str,
+)
+def test_labels_are_clusters_stages_codecs_and_sensors_that_there_are(
+    labels: dict[str, str], roles: list[Any]
+) -> None:
+    assert [each for each in (DEVICE_AGENT, EDGE_SERVER) if read_labels(each, **labels)] == roles
+
+
+def dropped_samples() -> float:
+    return (
+        REGISTRY.get_sample_value("collapipe_telemetry_dropped_samples_total", {"source": "scrape"})
+        or 0.0
+    )
+
+
+def test_labels_that_change_with_every_page_are_dropped_and_counted_and_told_once(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They would fill the memory."""
+
+    def answer() -> telemetry_pb2.GetMetricsResponse:
+        links = [f"a>{len(simulation.asked)}{number}{'x' * 1000}" for number in range(100)]
+        samples = [sample(LINK_BYTES, 1, link=link, codec="fp32") for link in [*links, "a>b"]]
+        return telemetry_pb2.GetMetricsResponse(samples=samples)
+
+    before = dropped_samples()
+    simulation.hosts["a"] = answer
+    simulation.named = [Host(host_id="b", address="b")]
+    simulation.run(50.0)
+    assert [dict(one.labels)["link"] for one in simulation.series()] == ["a>b"]
+    assert dropped_samples() - before == 100 * len(simulation.asked) >= 5000
+    (logged,) = caplog.records
+    assert logged.levelname == "WARNING" and "100 samples of a " in logged.getMessage()
+    assert len(logged.getMessage()) < 1000
+
+
+def test_host_with_too_many_samples_gets_a_gap(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrape, "_MAX_KEPT_SAMPLES", 100)
+    samples = [sample(STEPS, 1, cluster="0", stage=stage) for stage in "012345678"]
+    simulation.hosts = {
+        "a": lambda: telemetry_pb2.GetMetricsResponse(samples=samples),
+        "b": lambda: page(1),
+    }
+    simulation.named = [Host(host_id=f"device-{number}") for number in range(9)]
+    simulation.run(200.0)
+    assert len(simulation.values("a")) == 99
+    assert len(simulation.values("b")) == 100
+    assert {"a has 99 samples" in one.message for one in caplog.records} == {True, False}
+    # When its old samples are forgotten, there is room for others.
+    simulation.run(160.0)
+    assert len(simulation.values("a")) == 99
+    assert simulation.source.window(250.0 + 1000, simulation.clock.now)

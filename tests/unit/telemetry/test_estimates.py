@@ -15,7 +15,7 @@ from collapipe.telemetry.estimates import (
     LinkEstimate,
     estimate,
 )
-from collapipe.telemetry.sources import Series
+from collapipe.telemetry.sources import NEEDED, Series
 
 END = 1000.0
 HOSTS = {"a:1": "control-unit", "b:1": "device", "c:1": "edge-server"}
@@ -335,3 +335,37 @@ def test_estimates_survive_a_file_to_the_last_bit() -> None:
 def test_document_of_another_form_is_refused(document: object) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Estimates).validate_python(document)
+
+
+EXTREMES = (0.0, 5e-324, 1e-300, 1.0, 1e15, 1e300, 1.7e308, math.inf, -math.inf, math.nan, -1.0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_extreme_samples_give_finite_estimates(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def value() -> float:
+        return draw.choice(EXTREMES) if draw.random() < 0.3 else draw.uniform(0, 100)
+
+    found = []
+    for address in ("b:1", "c:1"):
+        for name in NEEDED:
+            labels = {"cluster": "0", "stage": "1"} if "_stage_" in name else {}
+            if "_link_" in name or "_radio_" in name:
+                labels = {"link": draw.choice(["device>edge-server", "edge-server>device"])}
+            if "_energy_" in name:
+                labels = {"sensor": "rapl"}
+            values = [value() for _ in range(4)]
+            found.append(series(address, name.removeprefix("collapipe_"), *values, **labels))
+    got = estimate(found, HOSTS, {"device": HostPrior(0.01)}, end=END, max_age_seconds=4.0)
+    json.dumps(asdict(got), allow_nan=False)
+    for measured in got.hosts.values():
+        assert measured.deferred_share is None or 0 <= measured.deferred_share <= 1
+
+
+def test_only_some_of_many_invalid_values_are_told() -> None:
+    found = [
+        series("b:1", "stage_steps_total", math.nan, cluster="0", stage=str(n)) for n in range(5000)
+    ]
+    got = estimated(found)
+    assert len(got.rejected) == 21 and got.rejected[-1].startswith("4980 ")

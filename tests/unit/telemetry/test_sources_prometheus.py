@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from unit.rpc.authorities import Authority
 from unit.telemetry.answering import Form, answering
 
 from collapipe.certificates import Role
 from collapipe.errors import InvalidInputError, PeerLostError
+from collapipe.telemetry.known_hosts import KnownHost, KnownHosts
 from collapipe.telemetry.sources import prometheus
 from collapipe.telemetry.sources.prometheus import PrometheusSource
 from collapipe.telemetry.sources.samples import Series
@@ -98,6 +100,29 @@ def test_host_that_two_jobs_scrape_counts_once() -> None:
     found = window(*again[::-1], *once[::-1])
     times = [(dict(one.labels)["stage"], [at for at, _ in one.points]) for one in found]
     assert times == [("1", [10.1, 11.1]), ("2", [10.1, 11.1])]
+
+
+def test_series_of_unknown_hosts_and_with_labels_that_no_host_has_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def dropped() -> float:
+        name = "collapipe_telemetry_dropped_samples_total"
+        return REGISTRY.get_sample_value(name, {"source": "prometheus"}) or 0.0
+
+    known = KnownHosts([KnownHost("a", "a:1", "0"), KnownHost("edge", "edge:1", None)])
+    links = ["a>edge", "edge>a", "edge>b", "x" * 1000]
+    rows = [row(f"{host}:1", [(10.5, "1")], link=link) for host in ("a", "b") for link in links]
+    rows += [row("a:1", [(10.5, "1"), (11.5, "2")], cluster="1", stage="1"), row("", [(10.5, "1")])]
+    before = dropped()
+    with answering(success(*rows)) as address:
+        source = PrometheusSource(f"http://{address}", known=lambda: known)
+        for _ in range(2):
+            found = source.window(10.0, 12.0)
+            told = [(one.instance, dict(one.labels)["link"]) for one in found]
+            assert told == [("a:1", "a>edge"), ("a:1", "edge>a")]
+    assert dropped() - before == 2 * 4
+    (logged,) = caplog.records
+    assert "4 samples of a " in logged.getMessage()
 
 
 def test_values_that_are_no_numbers_are_passed_on_as_they_are() -> None:

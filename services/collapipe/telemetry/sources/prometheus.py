@@ -12,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
 from collapipe.errors import InvalidInputError, PeerLostError
+from collapipe.telemetry.known_hosts import DroppedSamples, KnownHosts
 from collapipe.telemetry.sources.fetching import Response, fetch, open_client
-from collapipe.telemetry.sources.samples import NEEDED, Series, kept_labels
+from collapipe.telemetry.sources.samples import NEEDED, Labels, Series, kept_labels
 
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_ANSWER_VALUES = 2_000_000
@@ -48,6 +49,7 @@ class PrometheusSource:
         tls: Returns the context of the next connection to an https address, or `None` to trust the public authorities.
         server_name: The DNS name that the certificate of the server must have; the host of the address if it is empty.
         timeout_seconds: Limit of one query, from the look-up of the server's name to the last byte.
+        known: Returns what samples may be about, by the addresses of the metrics of the hosts. `None` believes all labels.
 
     Raises:
         InvalidInputError: The URL is invalid.
@@ -64,6 +66,7 @@ class PrometheusSource:
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         server_name: str = "",
         timeout_seconds: float = 5.0,
+        known: Callable[[], KnownHosts] | None = None,
     ) -> None:
         try:
             self._url = httpx.URL(url.rstrip("/") + "/api/v1/query")
@@ -79,6 +82,8 @@ class PrometheusSource:
         self._tls = tls
         self._extensions = {"sni_hostname": server_name} if server_name else {}
         self._timeout_seconds = timeout_seconds
+        self._known = known
+        self._dropped = DroppedSamples(self.name)
 
     def window(self, start: float, end: float) -> Sequence[Series]:
         # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some
@@ -95,10 +100,25 @@ class PrometheusSource:
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-        return _series(self._read(response.status, response.body), start, end)
+        return self._believed(_series(self._read(response.status, response.body), start, end))
 
     def close(self) -> None:
         """Does nothing, because every query has its own connection."""
+
+    def _believed(self, series: list[Series]) -> list[Series]:
+        """Leaves out the series of unknown hosts, and those whose labels no honest host has."""
+        if self._known is None:
+            return series
+        known, kept = self._known(), []
+        dropped: dict[str, list[Labels]] = defaultdict(list)
+        for one in series:
+            if known.may_have(one.instance, one.labels):
+                kept.append(one)
+            elif host_id := known.host_id(one.instance):
+                dropped[host_id] += [one.labels] * len(one.points)
+        for host_id, labels in dropped.items():
+            self._dropped.count(host_id, labels)
+        return kept
 
     async def _ask(self, form: dict[str, str]) -> Response:
         async with open_client(self._tls()) as client:

@@ -4,7 +4,6 @@ A source never computes rates, so that two sources that read the same pages retu
 """
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -35,6 +34,8 @@ NEEDED = (
 """Every metric that the estimates, the page and the warnings of the scheduler use."""
 
 _LABELS = frozenset({"cluster", "stage", "link", "codec", "sensor"})
+MOST = 1e18
+"""No metric of a real host is larger. Sums and ratios of a few such values are finite."""
 _COUNTER_ENDINGS = ("_total", "_sum", "_count")
 
 Labels = tuple[tuple[str, str], ...]
@@ -101,8 +102,8 @@ def kept_labels(labels: Mapping[str, str]) -> Labels:
 
 
 def is_sound(value: float) -> bool:
-    """Returns whether a metric in `NEEDED` can have this value: it must be finite and at least 0."""
-    return math.isfinite(value) and value >= 0
+    """Returns whether a metric in `NEEDED` can have this value."""
+    return 0 <= value <= MOST
 
 
 def increase(series: Series) -> float | None:
