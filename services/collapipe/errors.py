@@ -20,7 +20,7 @@ class WrongStateError(CollapipeError):
 
 
 class InfeasibleError(CollapipeError):
-    """No placement satisfies the limits."""
+    """No placement satisfies the limits, or the caller has as much as it may have."""
 
 
 class NotPermittedError(CollapipeError):

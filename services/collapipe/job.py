@@ -14,12 +14,19 @@ from collapipe.codec_table import CodecName, UploadCodecName
 from collapipe.errors import InvalidInputError
 from collapipe.mistakes import explain_mistakes
 
+_MOST_CHARACTERS = 4096
+"""Longest text of a setting: no path of Linux is longer."""
+
 
 class Section(BaseModel):
-    """A part of a file that users write. It is immutable and refuses unknown keys, infinity and NaN."""
+    """A part of a file that users write. It is immutable and refuses unknown keys, infinity, NaN and very long texts."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        str_max_length=_MOST_CHARACTERS,
+        use_attribute_docstrings=True,
     )
 
 

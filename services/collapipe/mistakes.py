@@ -9,11 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 MOST_NAMED = 8
 """Most names that a message lists."""
-_MOST_SHOWN = 200
-"""Most characters of a wrong value that a message shows."""
-
-_MOST_CHARACTERS = 400
-"""Of a name in a list. Rows may have labels of any length."""
+_MOST_QUOTED = 200
+"""Most characters of a value, a key or a name that a message quotes."""
 
 _ELSEWHERE = {
     "batch_size": "mini_batch",
@@ -43,14 +40,14 @@ _ELSEWHERE = {
 
 
 def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel]) -> str:
-    """Describes each mistake in one line, at most `MOST_NAMED` of them. For an unknown key, the line suggests the most similar key.
+    """Describes the first mistakes, each in one line. For an unknown key, the line suggests the most similar key.
 
     Args:
         origin: Name of the document.
     """
     lines = []
     for mistake in error.errors()[:MOST_NAMED]:
-        where = ".".join(str(part) for part in mistake["loc"])
+        where = ".".join(f"{part:.{_MOST_QUOTED}}" for part in map(str, mistake["loc"]))
         if mistake["type"] == "extra_forbidden":
             known = _known_keys(schema, mistake["loc"][:-1])
             hint = suggest_key(str(mistake["loc"][-1]), sorted(known))
@@ -64,8 +61,10 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
             if mistake["type"] == "literal_error":
                 choices = re.findall(r"'([^']*)'", mistake["ctx"]["expected"])
                 near = did_you_mean(str(mistake["input"]), choices)
-            shown = repr(mistake["input"])[:_MOST_SHOWN]
-            lines.append(f"{origin}: {where} = {shown}: {near}{mistake['msg']}")
+            value = f"{mistake['input']!r:.{_MOST_QUOTED}}"
+            lines.append(f"{origin}: {where} = {value}: {near}{mistake['msg']}")
+    if more := error.error_count() - MOST_NAMED:
+        lines += [f"{origin}: {more} more mistakes"] * (more > 0)
     return "\n".join(lines)
 
 
@@ -94,7 +93,7 @@ def did_you_mean(text: str, known: Sequence[str], *first: str) -> str:
 def say_some(names: Sequence[str]) -> str:
     """Writes a list of names. Long names and a long list are cut."""
     named = [
-        name if len(name) <= _MOST_CHARACTERS else f"{name[:_MOST_CHARACTERS]}..."
+        name if len(name) <= _MOST_QUOTED else f"{name[:_MOST_QUOTED]}..."
         for name in names[:MOST_NAMED]
     ]
     return ", ".join(named) + (", ..." if len(names) > MOST_NAMED else "")

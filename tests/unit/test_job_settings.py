@@ -36,6 +36,26 @@ def test_job_that_masks_cannot_serve_is_refused(sections: dict[str, Any], named:
         job(**sections)
 
 
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"data": {"train": "x" * 4097}}, r"data\.train.* 4096 "),
+        ({"data": {"train": ["x", "x" * 4097]}}, r"data\.train.* 4096 "),
+        ({"model": {"lora": {"target_modules": ["x" * 4097]}}}, r"target_modules.* 4096 "),
+        ({"model": {"family": "x" * 1_000_000}}, r"model\.family.* 4096 "),
+        ({"x" * 1_000_000: 1}, "unknown key 'xxx"),
+        ({f"key{number}": 1 for number in range(1000)}, "key7(.|\n)* 992 more"),
+    ],
+    ids=["path", "paths", "names", "megabyte", "long key", "many keys"],
+)
+def test_text_that_is_too_long_is_refused_in_few_words(
+    sections: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=named) as refused:
+        job(**sections)
+    assert len(str(refused.value)) < 5000
+
+
 def test_number_of_micro_batches_divides_the_mini_batch() -> None:
     # The rows that are left over would be in no step.
     with pytest.raises(

@@ -51,10 +51,21 @@ UNARY_THREADS = 64
 _MOST_OF_A_CALLER = {True: STREAM_THREADS // 4, False: UNARY_THREADS // 2}
 """Calls of one caller to one method at the same time, for streams and for others. Otherwise one caller could hold all threads."""
 
-_MOST_EXPORTS = 2
-"""Exports of one caller at the same time. Each is a copy of the model on the disk."""
+_SCHEDULER = "/collapipe.v1.SchedulerService/"
+_MOST_OF_A_METHOD = {
+    "/collapipe.v1.EdgeServerService/ExportModel": 2,
+    f"{_SCHEDULER}UseModel": 16,
+    f"{_SCHEDULER}GetRecords": 4,
+    f"{_SCHEDULER}GetTrace": 4,
+    f"{_SCHEDULER}ExplainDecision": 4,
+    f"{_SCHEDULER}ReplayDecision": 2,
+}
+"""Calls of one caller at the same time to methods that take more than a thread: a copy of the model on the disk, up to 8 MiB of
+texts that wait, or the processor of the scheduler."""
 
-_EXPORT = "/collapipe.v1.EdgeServerService/ExportModel"
+_MOST_REQUEST_BYTES = 64 << 10
+_LARGE_REQUESTS = {f"{_SCHEDULER}{name}" for name in ("SubmitJob", "CheckResume", "UseModel")}
+"""No other request to the scheduler may have more than `_MOST_REQUEST_BYTES`, because it is kept while its call is open."""
 _HEALTH = "/grpc.health.v1.Health/"
 _HEARTBEAT = "/collapipe.v1.SchedulerService/Heartbeat"
 """Looks for revoked keys itself, because a caller with one must still be able to learn the list."""
@@ -110,7 +121,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             function = shaped_handler(function, kind, handler_call_details, self._links)
 
         parse = handler.request_deserializer or bytes
-        most = _MOST_EXPORTS if method == _EXPORT else _MOST_OF_A_CALLER[any(kind)]
+        most = _MOST_OF_A_METHOD.get(method, _MOST_OF_A_CALLER[any(kind)])
 
         def answer(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             with self._around_call(method, grpc_type, context, most):
@@ -239,7 +250,12 @@ class CallInterceptor(grpc.ServerInterceptor):
 
 def _parsed(method: str, parse: Callable[[bytes], Any], requests: Iterator[bytes]) -> Iterator[Any]:
     """Parses messages. If gRPC did, each damaged one would write a traceback to the log."""
+    is_small = method.startswith(_SCHEDULER) and method not in _LARGE_REQUESTS
     for data in requests:
+        if is_small and len(data) > _MOST_REQUEST_BYTES:
+            raise InvalidInputError(
+                f"a message of {len(data)} bytes to {method} is too large: send at most {_MOST_REQUEST_BYTES}"
+            )
         try:
             message = parse(data)
         except DecodeError:

@@ -81,8 +81,8 @@ class SchedulerSettings(ServiceSettings):
     keep_jobs: int = Field(
         default=100,
         ge=1,
-        description="How many jobs that have ended are kept with their models, those that ended last. Older ones are deleted "
-        "on all hosts.",
+        description="How many jobs of each client that have ended are kept with their models, those that ended last. Older ones are "
+        "deleted on all hosts.",
     )
     keep_jobs_days: float = Field(
         default=0.0,
@@ -92,8 +92,8 @@ class SchedulerSettings(ServiceSettings):
     keep_jobs_gb: float = Field(
         default=0.0,
         ge=0,
-        description="How many GB (1e9 bytes) of the edge server's disk the jobs that have ended may take with their weights and "
-        "optimizer states; 0 for any number. Those that ended first are deleted.",
+        description="How many GB (1e9 bytes) of the edge server's disk the jobs of each client that have ended may take with their "
+        "weights and optimizer states; 0 for any number. Those that ended first are deleted.",
     )
 
     web: str = Field(

@@ -11,8 +11,8 @@ from collapipe.v1 import scheduler_pb2
 
 Event = scheduler_pb2.WatchJobResponse
 
-_KEPT_EVENTS = 2000
-"""Number of events kept for late watchers. A long job drops its oldest events."""
+_KEPT_EVENTS, _KEPT_BYTES = 2000, 8 << 20
+"""Number and bytes of the events kept for late watchers. A long or large job drops its oldest events, but keeps the last one."""
 
 _PROGRESS_PER_SECOND = 500.0
 """Progress events that all watchers of a job get in a second, together. Each takes about 0.2 ms of the scheduler."""
@@ -34,7 +34,9 @@ class EventLog:
         """When the log began, in Unix seconds."""
         self._started = time.monotonic()
         self._changed = threading.Condition()
-        self._events: deque[tuple[int, Event]] = deque(maxlen=_KEPT_EVENTS)
+        self._events: deque[tuple[int, Event]] = deque()
+        self._num_bytes = 0
+        """Bytes of `_events`."""
         self._progress: dict[int, tuple[int, Event]] = {}
         self._num_events = 0
         self._last_other = 0
@@ -52,6 +54,11 @@ class EventLog:
                 self._progress[event.progress.cluster_index] = (self._num_events, event)
             else:
                 self._events.append((self._num_events, event))
+                self._num_bytes += event.ByteSize()
+                while len(self._events) > 1 and (
+                    len(self._events) > _KEPT_EVENTS or self._num_bytes > _KEPT_BYTES
+                ):
+                    self._num_bytes -= self._events.popleft()[1].ByteSize()
                 self._last_other = self._num_events
                 self._changed.notify_all()
 

@@ -18,7 +18,6 @@ from collapipe.errors import (
     NotPermittedError,
     WrongStateError,
 )
-from collapipe.job import JobConfig
 from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
     ChannelPool,
@@ -30,6 +29,7 @@ from collapipe.rpc import (
     owner_name,
     work_with_signs_of_life,
 )
+from collapipe.scheduler.client_limits import check_may_wait, read_job
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain, idle_reasons
@@ -87,6 +87,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.snapshots = Snapshots(registry, jobs, self, RateReader(telemetry, registry))
         """What the page and clients show of the present."""
         self._changed = threading.Condition()
+        self._submission = threading.Lock()
+        """Held while a job is counted and queued, so that two calls do not take the last place both."""
         self._queue: deque[JobRunner | ModelUse] = deque()
         self._running: dict[JobRunner | ModelUse, threading.Thread] = {}
         """The thread of each, in the order in which they began."""
@@ -148,21 +150,23 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def SubmitJob(
         self, request: scheduler_pb2.SubmitJobRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.SubmitJobResponse:
-        config = JobConfig.from_json(request.config_json)
+        config, owner = read_job(request.config_json), owner_name(context)
         check_first_round(config)
-        if request.resume:
-            document = self._jobs.reopen(
-                config, owner_name(context), lambda job: is_owner(context, job.owner)
-            )
-        else:
-            document = self._jobs.create(config, owner_name(context))
-        self._enqueue(document)
+        with self._submission:
+            check_may_wait(owner, self._jobs.all())
+            if request.resume:
+                document = self._jobs.reopen(
+                    config, owner, lambda job: is_owner(context, job.owner)
+                )
+            else:
+                document = self._jobs.create(config, owner)
+            self._enqueue(document)
         return scheduler_pb2.SubmitJobResponse(job_id=document.job_id)
 
     def CheckResume(
         self, request: scheduler_pb2.CheckResumeRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.CheckResumeResponse:
-        config = JobConfig.from_json(request.config_json)
+        config = read_job(request.config_json)
         check_first_round(config)
         document = self._jobs.find_resumable(
             config, owner_name(context), lambda job: is_owner(context, job.owner)

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from collapipe.errors import PeerLostError
 from collapipe.rpc import interceptor, open_channel
 from collapipe.rpc.caller_connections import CallerConnections, _end_of, end_at
+from collapipe.rpc.permissions import PERMISSIONS
 from collapipe.rpc.silent_calls import MOST_SILENT_CALLS, SilentCalls
 
 from .authorities import Authority
@@ -113,11 +114,15 @@ def test_call_that_ends_without_a_message_is_refused() -> None:
     assert f"{SERVICE}/unary_unary needs one message" in raised.value.details()
 
 
+@pytest.mark.parametrize("of_this_method", [False, True])
 @pytest.mark.parametrize("arity", ARITIES)
 def test_caller_with_too_many_calls_is_refused_and_others_are_not(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch, arity: str
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, arity: str, of_this_method: bool
 ) -> None:
-    monkeypatch.setattr(interceptor, "_MOST_OF_A_CALLER", {True: 2, False: 2})
+    if of_this_method:
+        monkeypatch.setattr(interceptor, "_MOST_OF_A_METHOD", {f"/{SERVICE}/{arity}": 2})
+    else:
+        monkeypatch.setattr(interceptor, "_MOST_OF_A_CALLER", {True: 2, False: 2})
     goes_on = threading.Event()
     begun: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -141,6 +146,12 @@ def test_caller_with_too_many_calls_is_refused_and_others_are_not(
         goes_on.set()
         assert [call.result(SECONDS) for call in calls] == [[b"done"]] * 3
         assert served.call(arity) == [b"done"]
+
+
+def test_methods_with_limits_of_their_own_exist() -> None:
+    limited = {*interceptor._MOST_OF_A_METHOD, *interceptor._LARGE_REQUESTS}
+    known = {f"/{service}/{name}" for service, names in PERMISSIONS.items() for name in names}
+    assert limited <= known
 
 
 # --- connections

@@ -90,6 +90,19 @@ def test_long_job_drops_its_oldest_events(monkeypatch: pytest.MonkeyPatch) -> No
     assert list(map(text_of, watched)) == ["2", "3", "4"]
 
 
+def test_job_with_large_events_drops_its_oldest_ones_but_never_the_last(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_KEPT_BYTES", 500)
+    for number in (1, 2, 3):
+        log.publish(Event(status=JobStatus(message=f"{number}", name="x" * 150)))
+    assert [text_of(event) for event in log.kept()] == ["2", "3"]
+    log.publish(Event(status=JobStatus(message="large", name="x" * 1000)))
+    assert [text_of(event) for event in log.kept()] == ["large"]
+    log.publish(status(5))
+    assert [text_of(event) for event in log.kept()] == ["5"]
+
+
 def test_watcher_gets_only_some_progress(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_PROGRESS_PER_SECOND", 1e-3)
     log.publish(progress(0, 1))

@@ -271,6 +271,16 @@ def test_failed_and_cancelled_jobs_count_and_unfinished_ones_do_not() -> None:
     assert expired(Retention(1, 1), documents) == ["f", "c", "b"]
 
 
+def test_jobs_of_one_owner_push_out_none_of_another() -> None:
+    documents = jobs({"mine": 90, "old": 9, "older": 10, "new": 1})
+    for document in documents:
+        document.owner = "client:me" if document.job_id == "mine" else "client:other"
+        document.stored_bytes = 100
+    assert expired(Retention(1, 0), documents) == ["old", "older"]
+    assert expired(Retention(100, 0, 150), documents) == ["old", "older"]
+    assert expired(Retention(100, 30), documents) == ["mine"]
+
+
 @pytest.mark.parametrize(("days", "gone"), [(0, []), (1, ["b", "a"]), (2.5, ["a"]), (3, [])])
 def test_jobs_go_when_they_are_too_old(days: float, gone: list[str]) -> None:
     found = Retention(100, days).expired(jobs({"a": 3, "b": 2, "c": 1}), NOW)
