@@ -63,8 +63,8 @@ def explain_mistakes(error: ValidationError, origin: str, schema: type[BaseModel
                 near = did_you_mean(str(mistake["input"]), choices)
             value = f"{mistake['input']!r:.{_MOST_QUOTED}}"
             lines.append(f"{origin}: {where} = {value}: {near}{mistake['msg']}")
-    if more := error.error_count() - MOST_NAMED:
-        lines += [f"{origin}: {more} more mistakes"] * (more > 0)
+    if (more := error.error_count() - MOST_NAMED) > 0:
+        lines.append(f"{origin}: {more} more mistakes")
     return "\n".join(lines)
 
 
