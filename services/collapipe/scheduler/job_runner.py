@@ -69,7 +69,7 @@ class JobRunner:
         telemetry: Telemetry,
     ) -> None:
         self._progress = JobProgress(document, jobs, events)
-        self._job = document.job
+        self._job = self._progress.job
         self._registry = registry
         self._channels = channels
         self._events = events

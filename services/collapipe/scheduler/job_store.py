@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -22,6 +22,7 @@ from pydantic import (
     FiniteFloat,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     ValidationError,
 )
 
@@ -84,6 +85,12 @@ class _Document(BaseModel):
 _D = TypeVar("_D", bound=BaseModel)
 
 
+class _Facts(NamedTuple):
+    name: str
+    num_rounds: int
+    privacy_loss: scheduler_pb2.PrivacyLoss | None
+
+
 class JobDocument(_Document):
     """A job and its progress."""
 
@@ -124,6 +131,8 @@ class JobDocument(_Document):
     """What its updates reveal, if they are private. A return to an earlier commit does not change it."""
     trouble: _Trouble = Field(default_factory=scheduler_pb2.JobTrouble, exclude=True)
     """What the job lacks at present. It is not stored: a restarted scheduler looks again."""
+    _facts: tuple[str, PrivacyAccount, _Facts] | None = PrivateAttr(default=None)
+    """What clients see of the job file and of the account, with both. A list of jobs would take seconds to read all job files."""
 
     @property
     def has_ended(self) -> bool:
@@ -142,24 +151,32 @@ class JobDocument(_Document):
     @property
     def privacy_loss(self) -> scheduler_pb2.PrivacyLoss | None:
         """What all rounds so far reveal. `None` if updates are not private."""
-        job = self.job
-        return self.privacy.loss(job) if job.privacy.is_on else None
+        return self._read_facts().privacy_loss
+
+    def _read_facts(self) -> _Facts:
+        known = self._facts
+        if known is None or known[0] is not self.config_json or known[1] is not self.privacy:
+            job = self.job
+            loss = self.privacy.loss(job) if job.privacy.is_on else None
+            facts = _Facts(job.name, job.training.rounds, loss)
+            known = self._facts = self.config_json, self.privacy, facts
+        return known[2]
 
     def status(self) -> scheduler_pb2.JobStatus:
         """Returns the message that describes the job to clients."""
-        job = self.job
+        facts = self._read_facts()
         status = scheduler_pb2.JobStatus(
             job_id=self.job_id,
             state=scheduler_pb2.JobState.Name(self.state),
             message=self.message,
             num_rounds_committed=self.num_rounds_committed,
-            num_rounds=job.training.rounds,
-            name=job.name,
+            num_rounds=facts.num_rounds,
+            name=facts.name,
             stored_bytes=self.stored_bytes,
             owner=self.owner,
             evaluation=self.evaluation,
             trouble=self.trouble if self.trouble.ByteSize() else None,
-            privacy_loss=self.privacy_loss,
+            privacy_loss=facts.privacy_loss,
         )
         for field, seconds in (
             (status.submitted_at, self.submitted_at),

@@ -94,3 +94,27 @@ def test_job_that_only_its_defaults_make_too_large_is_refused_before_it_is_store
     assert len(text) <= MOST_JOB_BYTES < len(JobConfig.from_json(text).to_json())
     with pytest.raises(InvalidInputError, match=str(MOST_JOB_BYTES)):
         read_job(text)
+
+
+def test_list_of_jobs_reads_no_job_file_again(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes many milliseconds."""
+    read: list[str] = []
+    from_json = JobConfig.from_json
+
+    def count(text: str) -> JobConfig:
+        read.append(text)
+        return from_json(text)
+
+    monkeypatch.setattr(JobConfig, "from_json", count)
+    config = job(training={"rounds": 3})
+    document = store.create(config)
+    for _ in range(3):
+        (status,) = store.statuses()
+        assert (status.name, status.num_rounds) == ("job", 3)
+    assert len(read) == 1
+    document.state = scheduler_pb2.JOB_STATE_FAILED
+    store.reopen(job(training={"rounds": 5}))
+    (status,) = store.statuses()
+    assert status.num_rounds == 5
