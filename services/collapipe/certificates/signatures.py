@@ -1,16 +1,19 @@
 """Signs data with the key of a certificate, and checks such signatures."""
 
+import hashlib
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
 
 from collapipe.certificates.identity import Role
 from collapipe.certificates.pki import (
     UNREADABLE,
     HolderCertificate,
     identity_of,
+    public_key_of,
     read_certificate,
     read_chain,
     read_key,
@@ -19,6 +22,9 @@ from collapipe.certificates.pki import (
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
+_OF_DIGEST = ec.ECDSA(Prehashed(hashes.SHA256()))
+_MOST_CERTIFICATE_BYTES = 16384
+"""Two certificates in PEM have about 1,500 bytes. One with many hosts has more."""
 GRANT = "a grant"
 MASKING_KEYS = "a set of masking keys"
 _CONTEXT = "CollaPipe: %s, signed by the key of a certificate, outside of TLS\0"
@@ -54,24 +60,35 @@ def check_signature(
         kind: As in `Signer.sign`.
 
     Raises:
-        NotPermittedError: The signature is wrong, or the certificate of the signer is missing, of another role or root, or not
-            valid now.
+        NotPermittedError: The signature is wrong, or the certificate of the signer is missing, too long, of another role or root, or
+            not valid now.
     """
-    signer = _check(data, signature, certificate, role, kind)
+    signer = _signer(certificate, kind)
+    if signer.identity.role is not role:
+        raise NotPermittedError(f"{signer.identity} has signed {kind}, but only a {role.value} may")
     try:
         signer.chain.check(read_certificate(ca), utc_now())
     except NotPermittedError as error:
         raise NotPermittedError(
             f"{signer.identity} has signed {kind}, but {error}: all hosts need valid certificates of one authority and right clocks"
         ) from None
+    digest = hashlib.sha256(_with_context(data, kind)).digest()
+    try:
+        _verify(digest, signature, signer.chain.pem)
+    except InvalidSignature:
+        raise NotPermittedError(
+            f"the signature of {signer.identity} does not fit {kind}, which was changed or forged: find the host that sent it"
+        ) from None
     return signer
 
 
-@lru_cache(64)  # Every push and every session of a round shows the same grant.
-def _check(
-    data: bytes, signature: bytes, certificate: bytes, role: Role, kind: str
-) -> HolderCertificate:
+def _signer(certificate: bytes, kind: str) -> HolderCertificate:
     """Returns the signer, whose chain is not checked yet."""
+    if len(certificate) > _MOST_CERTIFICATE_BYTES:
+        raise NotPermittedError(
+            f"{kind} has a certificate of {len(certificate)} bytes, but those of `collapipe certs` have at most "
+            f"{_MOST_CERTIFICATE_BYTES}: find the host that sent it"
+        )
     try:
         chain = read_chain(certificate)
         identity, key = identity_of(chain.certificate), chain.certificate.public_key()
@@ -83,15 +100,15 @@ def _check(
         raise NotPermittedError(
             f"{kind} is signed with a certificate without a role: issue that certificate again with `collapipe certs issue`"
         )
-    if identity.role is not role:
-        raise NotPermittedError(f"{identity} has signed {kind}, but only a {role.value} may")
-    try:
-        key.verify(signature, _with_context(data, kind), _ALGORITHM)
-    except InvalidSignature:
-        raise NotPermittedError(
-            f"the signature of {identity} does not fit {kind}, which was changed or forged: find the host that sent it"
-        ) from None
     return HolderCertificate(identity, chain)
+
+
+# Every push and every session of a round shows the same grant. What is kept is short, and its chain ends at the root, so that no
+# caller can fill the memory.
+@lru_cache(64)
+def _verify(digest: bytes, signature: bytes, chain_pem: bytes) -> None:
+    """Raises `InvalidSignature` unless the holder of a chain has signed the data with a SHA-256."""
+    public_key_of(read_chain(chain_pem).certificate).verify(signature, digest, _OF_DIGEST)
 
 
 def _with_context(data: bytes, kind: str) -> bytes:

@@ -222,7 +222,8 @@ class Security:
         contents = self._contents()
         assert contents is not None
         signer = check_signature(data, signature, certificate, contents.ca, role, kind)
-        self.revoked.check(certificate)  # Only now does its chain end at the root.
+        # Only now does the chain end at the root. The bytes that arrived may have something behind it, which would be kept.
+        self.revoked.check(signer.chain.pem)
         return signer.identity
 
     def _contents(self) -> _Contents | None:

@@ -1,6 +1,8 @@
 """A host acts only where a plan puts it that the scheduler has signed."""
 
 import re
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,6 +65,7 @@ REQUEST = RunRoundRequest(
     total_steps=90,
     previous_stages=[Stage(host_id="earlier", address="earlier:1")],
 )
+_PADDING = 1 << 20
 NUMBER = 1000
 GRANT = grant_of(REQUEST, JOB, NUMBER)
 
@@ -254,6 +257,62 @@ def test_grant_that_the_scheduler_has_not_signed_is_refused(
         (signed_by_files(authority.expired("scheduler:late")), "not valid now"),
     ):
         assert reason in refused_session(device, session(wrong)), reason
+
+
+@pytest.mark.parametrize("damage", [lambda s: b"", lambda s: s[:-1], lambda s: s + b"\0", bytes])
+def test_damaged_signature_is_refused(
+    device: Security, signed: SignedGrant, damage: Callable[[bytes], bytes]
+) -> None:
+    wrong = SignedGrant(grant=signed.grant, certificate=signed.certificate)
+    wrong.signature = damage(signed.signature) if damage is not bytes else bytes(72)
+    assert "signature of scheduler:scheduler" in refused_session(device, session(wrong))
+
+
+def test_each_changed_byte_of_a_grant_is_refused(device: Security, signed: SignedGrant) -> None:
+    for position in range(len(signed.grant)):
+        changed = bytearray(signed.grant)
+        changed[position] ^= 1
+        wrong = SignedGrant(
+            grant=bytes(changed), signature=signed.signature, certificate=signed.certificate
+        )
+        assert refused_session(device, session(wrong)), position
+
+
+def test_grant_of_a_scheduler_whose_key_was_revoked_is_refused(authority: Authority) -> None:
+    scheduler, device = authority.security("scheduler:stolen"), authority.security(DEVICE)
+    signed = sign_grant(scheduler, GRANT)
+    assert refused_session(device, session(signed)) == ""
+    device.learn_revoked(authority.revoke("scheduler:stolen"))
+    assert "was revoked" in refused_session(device, session(signed))
+
+
+def test_large_grants_of_strangers_and_padded_certificates_do_not_stay_in_memory(
+    authority: Authority, others: Authority, signed: SignedGrant
+) -> None:
+    device, stranger = authority.security(DEVICE), others.security("scheduler:scheduler")
+    assert stranger.key is not None and stranger.certificate is not None
+    signer = Signer(stranger.key.read_bytes(), stranger.certificate.read_bytes())
+
+    def refuse_all() -> None:
+        for number in range(8):
+            padding = bytes([number]) * _PADDING
+            forged = SignedGrant(
+                grant=padding, signature=signer.sign(padding), certificate=signer.certificate
+            )
+            assert "issuing authority" in refused_session(device, session(forged))
+            padded = SignedGrant()
+            padded.CopyFrom(signed)
+            padded.certificate += padding
+            assert f"certificate of {len(padded.certificate)} bytes" in refused_session(
+                device, session(padded)
+            )
+
+    tracemalloc.start()
+    try:
+        refuse_all()
+        assert tracemalloc.get_traced_memory()[0] < _PADDING
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
