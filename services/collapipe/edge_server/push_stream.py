@@ -148,6 +148,11 @@ def receive_push(
             stream.complete(request.digest)
         else:
             chunk = request.chunk
+            if not chunk:  # They could go on for ever.
+                raise InvalidInputError(
+                    f"a push of unit {first.unit.unit_index} goes on with {request.WhichOneof('part') or 'nothing'} of 0 bytes, but "
+                    "each message needs at least 1 byte of the unit: run the same version everywhere"
+                )
             stream.write(chunk)
             metrics.BLOB_BYTES.labels("received").inc(len(chunk))
         is_due = (

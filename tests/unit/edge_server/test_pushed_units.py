@@ -167,6 +167,39 @@ def test_push_without_an_announcement_is_refused(pushed: PushedUnits) -> None:
             next(receive_push(iter(requests), pushed.begin))
 
 
+@pytest.mark.parametrize(
+    "part",
+    [PushUnitRequest(chunk=b""), PushUnitRequest(), PushUnitRequest(unit=PushedUnit())],
+    ids=["an empty chunk", "nothing", "a second announcement"],
+)
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_push_that_goes_on_without_bytes_is_refused_and_leaves_the_unit_as_it_is(
+    pushed: PushedUnits, part: PushUnitRequest, is_complete: bool
+) -> None:
+    states = [push(pushed, 1)]
+    if is_complete:
+        states = [push(pushed, 0), *states]
+    requests = iter([PushUnitRequest(unit=announce(0, blob_of(0))), part])
+    with pytest.raises(InvalidInputError, match="unit 5 .* 0 bytes"):
+        list(receive_push(requests, pushed.begin))
+    if not is_complete:
+        states = [push(pushed, 0), *states]
+    check_weighted_mean(average_of(pushed, states), tensors_of(0), tensors_of(1))
+
+
+def test_unit_that_is_complete_takes_no_other_bytes(pushed: PushedUnits) -> None:
+    states = [push(pushed, cluster) for cluster in (0, 1)]
+    requests = [PushUnitRequest(unit=announce(0, blob_of(0))), PushUnitRequest(chunk=b"!")]
+    with pytest.raises(CorruptDataError, match="more than the"):
+        list(receive_push(iter(requests), pushed.begin))
+    requests[1] = PushUnitRequest(digest=blob_of(3).digest)
+    with pytest.raises(CorruptDataError, match=blob_of(3).digest):
+        list(receive_push(iter(requests), pushed.begin))
+    with pytest.raises(InvalidInputError, match="and now with"):
+        pushed.begin(announce(0, BASE, base_digest=BASE.digest))
+    check_weighted_mean(average_of(pushed, states), tensors_of(0), tensors_of(1))
+
+
 def test_push_whose_file_lacks_bytes_begins_again(
     pushed: PushedUnits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
