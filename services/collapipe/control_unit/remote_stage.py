@@ -4,8 +4,10 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 
+from collapipe.control_unit.stage_answers import mistake_in
 from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError, PeerLostError
-from collapipe.rpc import ChannelPool, Outbox, why_unreachable, within_silence
+from collapipe.printable import printable
+from collapipe.rpc import ChannelPool, Outbox, details, why_unreachable, within_silence
 from collapipe.tensors import Frame, encode_frame
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
@@ -14,6 +16,8 @@ Response = stage_pb2.RunStageResponse
 
 _REFUSED_SECONDS = 2.0
 """A device that refuses connections for this time has ended."""
+_MOST_WAITING = 16
+"""Answers of one kind that wait. A stage is at most two commands behind its control unit."""
 
 
 class RemoteStage:
@@ -33,6 +37,7 @@ class RemoteStage:
         on_failure: Callable[[CollapipeError], None],
     ) -> None:
         self.host_id = stage.host_id
+        self._stage = stage
         self.failure: CollapipeError | None = None
         """The failure that this stage's own session reported."""
         self.progress = stage_pb2.StageProgress()
@@ -110,6 +115,14 @@ class RemoteStage:
                 refused_seconds=_REFUSED_SECONDS,
             ):
                 event = response.WhichOneof("event") or ""
+                wrong = mistake_in(response, self._stage)
+                if not wrong and len(self._events[event]) >= _MOST_WAITING:
+                    wrong = f"more than {_MOST_WAITING} answers of the kind {event}, for which nobody has asked"
+                if wrong:
+                    raise PeerLostError(
+                        self.host_id,
+                        f"{self.host_id} sent {wrong}: look at its log, and run the same version everywhere",
+                    )
                 if event == "progress":
                     self.progress = response.progress
                     continue
@@ -130,11 +143,11 @@ class RemoteStage:
 
     def _reported(self, failed: stage_pb2.StageFailed) -> CollapipeError:
         """Returns the failure that the stage reports. If the stage blames a host outside of its plan and sources, it names the stage."""
-        blamed = failed.blamed_host_id
+        blamed, message = failed.blamed_host_id, printable(details(failed.message), keep="\n")
         if blamed and blamed not in self._may_blame:
             blamed = self.host_id
         if failed.diverged:
-            return DivergedError(failed.message, blamed)
+            return DivergedError(message, blamed)
         if blamed:
-            return PeerLostError(blamed, f"{failed.message} (reported by {self.host_id})")
-        return AttemptFailedError(f"{self.host_id}: {failed.message}")
+            return PeerLostError(blamed, f"{message} (reported by {self.host_id})")
+        return AttemptFailedError(f"{self.host_id}: {message}")

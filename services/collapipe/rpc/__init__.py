@@ -29,9 +29,12 @@ from collapipe.rpc.permissions import owner_name as owner_name
 from collapipe.rpc.permissions import owns as owns
 from collapipe.rpc.server import Server as Server
 from collapipe.rpc.server import serve as serve
+from collapipe.rpc.status import details as details
 from collapipe.rpc.status import explain_unexpected as explain_unexpected
 from collapipe.rpc.status import to_error as to_error
 from collapipe.rpc.streams import SIGN_OF_LIFE_SECONDS as SIGN_OF_LIFE_SECONDS
 from collapipe.rpc.streams import Outbox as Outbox
 from collapipe.rpc.streams import within_silence as within_silence
 from collapipe.rpc.streams import work_with_signs_of_life as work_with_signs_of_life
+from collapipe.rpc.told_values import MOST_OF_FP32 as MOST_OF_FP32
+from collapipe.rpc.told_values import impossible_value as impossible_value

@@ -19,8 +19,9 @@ from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError,
 from collapipe.evaluation import first_places
 from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool
+from collapipe.rpc import ChannelPool, impossible_value
 from collapipe.rpc.finding_messages import from_message, harmless
+from collapipe.rpc.options import MAX_MESSAGE_BYTES
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
@@ -218,6 +219,10 @@ class JobPreparation:
                 f"findings, but at most {', '.join(map(str, _MOST))} are possible; and of {texts.num_rows} texts, {texts.num_special} with special "
                 f"tokens and {texts.num_unknown} that are unknown: look at its log",
             )
+        if wrong := impossible_value(data, MAX_MESSAGE_BYTES):
+            raise PeerFaultyError(unit.host_id, f"{unit.host_id} sent {wrong}: look at its log")
+        # Otherwise a control unit could make other hosts call any address.
+        data.vocabulary.address = unit.address
         logger.info(
             "cluster %d has %d training rows and %d held-out rows",
             cluster_index,

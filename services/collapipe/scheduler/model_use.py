@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, NotFoundError, PeerLostError
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, grant_of, sign_grant
+from collapipe.rpc.finding_messages import harmless
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import HostRegistry, JobHosts, choose_hosts
 from collapipe.scheduler.job_store import JobDocument, JobStore
@@ -137,7 +138,10 @@ class ModelUse:
         )
         call = stub.RunModel(requests, wait_for_ready=True)
         for response in self._calls.answers(call, control_unit.host_id, "use the model"):
-            yield response.output
+            output = response.output
+            if output.HasField("waiting_for"):
+                output.waiting_for = harmless(output.waiting_for)
+            yield output
 
     def _sent_chunks(self) -> Iterator[bytes]:
         while True:

@@ -1,10 +1,9 @@
 """What the messages of a control unit about its round may contain."""
 
-import math
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from collapipe.evaluation import ROWS, compute_metrics
+from collapipe.rpc import MOST_OF_FP32, impossible_value
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2
 
 _MOST_BYTES = 1 << 18
@@ -17,6 +16,7 @@ _MOST_GROWTH = 100
 """How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
 _MOST_COUNTED = 1e15
 """Far above any count of tokens. Sums of many clusters stay exact."""
+_OF_FP32 = dict.fromkeys(("loss", "losses", "gradient_norms"), MOST_OF_FP32)
 _SHOWN = 200
 """Characters that are shown of what is wrong."""
 
@@ -40,7 +40,7 @@ def mistake_in(
     match response.WhichOneof("event"):
         case "progress":
             told = response.progress
-            return _measurement(told) or _stage(told.stages, request.plan)
+            return _impossible(told) or _stage(told.stages, request.plan)
         case "evaluation":
             if not request.evaluate:
                 return "an evaluation that was not asked for"
@@ -88,9 +88,19 @@ def _result(
         return (
             f"{summary.local_steps} trained mini-batches, but the round has {request.local_steps}"
         )
-    return _measurement(summary) or _stage(
+    most_steps = request.base.step_index + len(summary.losses)
+    if not request.base.step_index <= state.step_index <= most_steps:
+        return (
+            f"{state.step_index} optimizer steps of the job, but there were {request.base.step_index} before the round and "
+            f"{most_steps} after it"
+        )
+    return _impossible(prepared) or _stage(
         [*summary.stages, *summary.pushed, *summary.fetched], plan
     )
+
+
+def _impossible(told: job_pb2.RoundProgress | control_unit_pb2.RoundPrepared) -> str:
+    return impossible_value(told, _MOST_BYTES, _OF_FP32)
 
 
 def _stage(measured: Any, plan: plan_pb2.Plan) -> str:
@@ -100,19 +110,3 @@ def _stage(measured: Any, plan: plan_pb2.Plan) -> str:
     if wrong is None:
         return ""
     return f"a measurement of {wrong[:_SHOWN]!r}, which has no stage in its plan"
-
-
-def _measurement(told: job_pb2.RoundProgress | job_pb2.RoundSummary) -> str:
-    wrong = next((each for each in _numbers(told) if not math.isfinite(each)), None)
-    return "" if wrong is None else f"a measurement of {wrong}, which must be finite"
-
-
-def _numbers(message: Any) -> Iterator[float]:
-    """Yields the floating-point numbers in a message and in the messages within it."""
-    for field, value in message.ListFields():
-        values = value if isinstance(value, Iterable) else [value]
-        if field.message_type is not None:
-            for each in values:
-                yield from _numbers(each)
-        elif field.cpp_type == field.CPPTYPE_DOUBLE:
-            yield from values

@@ -1,9 +1,12 @@
 """Whom a control unit believes to be lost, which stages it leaves, and how it names what they wait for."""
 
+import queue
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +16,7 @@ from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.errors import CancelledError, CollapipeError, DivergedError, PeerLostError
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
-from collapipe.v1.plan_pb2 import Plan, Stage
+from collapipe.v1.plan_pb2 import Plan, Stage, UnitState
 
 from .clusters import SECONDS
 
@@ -33,10 +36,11 @@ class StageHost(stage_pb2_grpc.StageServiceServicer):
 
     def __init__(self) -> None:
         self.failed: stage_pb2.StageFailed | None = None
+        self.answers: list[stage_pb2.RunStageResponse] = []
         self.has_begun, self.is_left = threading.Event(), threading.Event()
         self.channels = ChannelPool(PLAIN)
         self.server = serve("127.0.0.1:0", PLAIN, self._add)
-        self.stage = Stage(host_id="stage", address=self.server.address)
+        self.stage = Stage(host_id="stage", address=self.server.address, start_unit=1, stop_unit=2)
 
     def _add(self, server: grpc.Server, address: str) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(self, server)
@@ -53,6 +57,7 @@ class StageHost(stage_pb2_grpc.StageServiceServicer):
         if self.failed is not None:
             yield stage_pb2.RunStageResponse(failed=self.failed)
             return
+        yield from self.answers
         context.add_callback(self.is_left.set)
         self.has_begun.set()
         self.is_left.wait(SECONDS)
@@ -97,6 +102,80 @@ def test_stage_may_blame_only_hosts_that_it_has_to_do_with(
     (failure,) = failures
     assert isinstance(failure, DivergedError if diverged else PeerLostError)
     assert failure.host_id == believed
+
+
+Answer = stage_pb2.RunStageResponse
+UNIT = UnitState(unit_index=1, weights_digest="0" * 64)
+
+
+def step_done(**fields: Any) -> Answer:
+    return Answer(step_done=stage_pb2.StepDone(**fields))
+
+
+def finished(*units: UnitState, **fields: Any) -> Answer:
+    return Answer(finished=stage_pb2.RoundFinished(units=units, **fields))
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ([Answer()], "without a content"),
+        ([Answer(configured={"fetched_bytes": 1 << 63})], f"{1 << 63} as fetched_bytes"),
+        ([Answer(configured={"fetch_seconds": -1.0})], "-1.0 as fetch_seconds"),
+        ([Answer(configured={"fetch_seconds": float("nan")})], "nan as fetch_seconds"),
+        ([step_done(squared_gradient_norms=[-1.0])], "-1.0 as a squared norm"),
+        ([step_done(squared_gradient_norms=[1e308])], "1e.308 as a squared norm"),
+        ([step_done(squared_gradient_norms=[1.0] * 200_000)], "an answer of 1600008 bytes"),
+        ([step_done(times={"forward_seconds": float("inf")})], "inf as forward_seconds"),
+        ([step_done(times={"total_seconds": 1e300})], "1e.300 as total_seconds"),
+        ([Answer(progress={"waiting_for": "x" * 1001})], "1001 characters as waiting_for"),
+        ([Answer(progress={"moved_bytes": (1 << 64) - 1})], "as moved_bytes"),
+        ([Answer(progress={"received_bytes": 1 << 60})], "as received_bytes"),
+        ([finished()], r"the units \[\], but it has 1 to 1"),
+        ([finished(UNIT, UNIT)], r"the units \[1, 1\]"),
+        ([finished(UNIT, pushed_bytes=1 << 60)], "as pushed_bytes"),
+        ([finished(UNIT, push_seconds=float("nan"))], "nan as push_seconds"),
+        ([finished(UnitState(unit_index=1, weights_digest="x" * 1001))], "as weights_digest"),
+        ([finished(UnitState(unit_index=1, largest_change=-1.0))], "-1.0 as largest_change"),
+        ([step_done()] * 17, "more than 16 answers of the kind step_done"),
+        ([Answer(evaluation_done={})] * 1000, "more than 16 answers of the kind evaluation_done"),
+    ],
+)
+def test_stage_that_tells_what_cannot_be_is_blamed(
+    host: StageHost, answers: list[Answer], words: str
+) -> None:
+    host.answers = answers
+    failed: queue.SimpleQueue[CollapipeError] = queue.SimpleQueue()
+    configure = stage_pb2.ConfigureStage(plan=Plan(stages=[host.stage]))
+    remote = RemoteStage(host.stage, configure, host.channels, SECONDS, failed.put)
+    failure = failed.get(timeout=SECONDS)
+    remote.close()
+    assert isinstance(failure, PeerLostError)
+    assert failure.host_id == "stage"
+    assert re.search(f"stage sent .*{words}", str(failure))
+
+
+def test_values_that_are_not_finite_reach_the_control_unit_which_tells_a_divergence(
+    host: StageHost,
+) -> None:
+    infinite = step_done(loss=float("nan"), squared_gradient_norms=[float("inf"), float("nan")])
+    host.answers = [infinite, finished(UNIT)]
+    configure = stage_pb2.ConfigureStage(plan=Plan(stages=[host.stage]))
+    remote = RemoteStage(host.stage, configure, host.channels, SECONDS, lambda failure: None)
+    assert remote.expect("step_done").step_done.squared_gradient_norms[0] == float("inf")
+    assert remote.expect("finished").finished.units == [UNIT]
+    remote.close()
+
+
+def test_failure_of_a_stage_is_told_in_few_harmless_words(host: StageHost) -> None:
+    host.failed = stage_pb2.StageFailed(message="\x1b[2J" + "x" * 1_000_000)
+    failed: queue.SimpleQueue[CollapipeError] = queue.SimpleQueue()
+    configure = stage_pb2.ConfigureStage(plan=Plan(stages=[host.stage]))
+    remote = RemoteStage(host.stage, configure, host.channels, SECONDS, failed.put)
+    failure = failed.get(timeout=SECONDS)
+    remote.close()
+    assert str(failure).startswith("stage: \\x1b[2Jx")
+    assert len(str(failure)) < 2100
 
 
 def test_stage_is_left_if_the_round_ends_before_the_abort_has_reached_it(host: StageHost) -> None:

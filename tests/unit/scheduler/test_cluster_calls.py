@@ -252,12 +252,11 @@ def counts(**sums: float) -> Response:
 
 
 def test_control_unit_speaks_for_its_cluster_and_in_few_words(run: Run, events: EventLog) -> None:
-    run(
-        *[progress_of(index, waiting_for="\x1b" + "x" * 5000) for index in (7, 2**32 - 1)],
-        prepared(),
-    )
-    told = [event.progress for event in published(events) if event.HasField("progress")]
-    assert [(each.cluster_index, each.waiting_for) for each in told] == [(0, r"\x1b" + "x" * 999)]
+    words = "\x1b[2J" + "x" * 5000
+    run(*[progress_of(index, waiting_for=words) for index in (7, 8, 2**32 - 1)], prepared())
+    (told,) = [event.progress for event in published(events) if event.HasField("progress")]
+    assert (told.cluster_index, len(told.waiting_for)) == (0, 1003)
+    assert told.waiting_for.startswith("\\x1b[2Jx")
 
 
 @pytest.mark.parametrize(
@@ -278,6 +277,18 @@ def test_control_unit_speaks_for_its_cluster_and_in_few_words(run: Run, events: 
         (summary(local_steps=2), "2 .* has 1"),
         (summary(training_seconds=float("inf")), "inf"),
         (summary(losses=[1.0, float("nan")]), "nan"),
+        (summary(losses=[-1e300]), "-1e.300 as losses"),
+        (summary(training_seconds=-1.0), "-1.0 as training_seconds"),
+        (summary(gather_seconds=1e300), "1e.300 as gather_seconds"),
+        (summary(fetched_bytes=1 << 63), f"{1 << 63} as fetched_bytes"),
+        (
+            summary(stages=[job_pb2.StageReport(host_id="device-0", busy_ratio=-2.0)]),
+            "-2.0 as busy",
+        ),
+        (state(step_index=(1 << 64) - 1), f"{(1 << 64) - 1} optimizer steps"),
+        (state(units=[plan_pb2.UnitState(largest_change=float("inf"))]), "inf as largest_change"),
+        (progress_of(0, moved_bytes=1 << 63), f"{1 << 63} as moved_bytes"),
+        (progress_of(0, samples_per_second=-1.0), "-1.0 as samples_per_second"),
         (summary(pushed=[job_pb2.WeightsTransfer(host_id="another")]), "'another'"),
         (progress_of(0, stages=[job_pb2.StageReport(busy_ratio=float("nan"))]), "nan"),
         (progress_of(0, steps_done=1), "without a result"),

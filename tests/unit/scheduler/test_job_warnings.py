@@ -15,6 +15,7 @@ from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_preparation import JobPreparation, describe_data
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
@@ -33,7 +34,7 @@ from collapipe.telemetry.sources import Series
 from collapipe.v1 import control_unit_pb2_grpc, edge_server_pb2_grpc, scheduler_pb2
 from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
 from collapipe.v1.edge_server_pb2 import PrepareJobResponse
-from collapipe.v1.job_pb2 import Evaluation, RoundSummary
+from collapipe.v1.job_pb2 import BlobSource, Evaluation, RoundSummary
 from collapipe.v1.job_pb2 import Finding as FindingMessage
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import (
@@ -166,13 +167,17 @@ class Hosts(
     """A control unit with 100 held-out rows and some findings, and an edge server that has lost a commit."""
 
     findings: Sequence[FindingMessage] = ()
+    more = PrepareDataResponse()
+    vocabularies: tuple[BlobSource, ...] = ()
 
     def PrepareData(self, request: Any, context: Any) -> Iterator[PrepareDataResponse]:
         found = loaded(50, 100)
         found.findings.extend(self.findings)
+        found.MergeFrom(self.more)
         yield found
 
     def PrepareJob(self, request: Any, context: Any) -> Iterator[PrepareJobResponse]:
+        self.vocabularies += (request.vocabulary,)
         yield PrepareJobResponse(findings=[_OF_WEIGHTS])
 
 
@@ -213,9 +218,7 @@ def test_warnings_stop_a_new_strict_job_and_a_flood_of_findings_is_refused(
     progress = JobProgress(store.create(config), store, events)
     progress.document.last_commit = (0, 1)
     progress.document.vocabulary_digest = "0" * 64 if is_resumed else ""
-    of = hosts()
-    for host in (of.edge_server, of.clusters[0].control_unit):
-        host.address, host.incarnation = served[1], "first"
+    of = hosts_at(served[1])
     preparation = JobPreparation(progress, channels, HostCalls(60.0))
     for _ in range(2):  # What was told once is not told again.
         with pytest.raises(error):
@@ -229,6 +232,54 @@ def test_warnings_stop_a_new_strict_job_and_a_flood_of_findings_is_refused(
         assert "each of the 50 training rows" in told[-1].message
     else:
         assert told == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"num_first_rows": 1 << 63},
+        {"num_long_rows": (1 << 64) - 1},
+        {"num_long_held_out_rows": 1 << 62},
+    ],
+)
+def test_control_unit_with_impossible_numbers_of_rows_is_named(
+    served: tuple[Hosts, str], preparation: JobPreparation, more: dict[str, int]
+) -> None:
+    served[0].more = PrepareDataResponse(**more)
+    ((name, number),) = more.items()
+    with pytest.raises(PeerFaultyError, match=f"{number} as {name}") as raised:
+        preparation.prepare(hosts_at(served[1]))
+    assert raised.value.host_id == "control-unit"
+
+
+def test_vocabulary_is_fetched_from_the_control_unit_itself_whatever_it_tells(
+    served: tuple[Hosts, str], preparation: JobPreparation
+) -> None:
+    vocabulary = BlobSource(digest="0" * 64, address="169.254.169.254:80")
+    served[0].more = PrepareDataResponse(vocabulary=vocabulary)
+    with pytest.raises(WrongStateError, match="last commit"):
+        preparation.prepare(hosts_at(served[1]))
+    assert served[0].vocabularies[-1].address == served[1]
+
+
+def hosts_at(address: str) -> JobHosts:
+    """Returns hosts whose control unit and edge server have an address."""
+    of = hosts()
+    for host in (of.edge_server, of.clusters[0].control_unit):
+        host.address, host.incarnation = address, "first"
+    return of
+
+
+@pytest.fixture
+def preparation(
+    served: tuple[Hosts, str], store: JobStore, events: EventLog, channels: ChannelPool
+) -> Iterator[JobPreparation]:
+    config = job(more={"data": {"held_out": "b.jsonl"}})
+    progress = JobProgress(store.create(config), store, events)
+    progress.document.last_commit = (0, 1)
+    served[0].findings = ()
+    yield JobPreparation(progress, channels, HostCalls(60.0))
+    served[0].more = PrepareDataResponse()
 
 
 def test_page_of_a_private_job_has_no_places_and_no_counts_but_those_of_rows() -> None:
