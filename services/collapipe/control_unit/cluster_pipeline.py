@@ -183,7 +183,16 @@ class ClusterPipeline:
         predictions: list[Tensor] = []
 
         def take(frame: Frame) -> None:
-            predictions.append(frame.tensors["predictions"])
+            found = frame.tensors["predictions"]
+            mask = micro_batches[len(predictions)].tensors["attention_mask"]
+            # The tags of a row lie beside its tokens.
+            wanted = mask.shape if self._job.task.kind == "ner" else (len(mask), *found.shape[1:])
+            if found.shape != wanted:
+                raise AttemptFailedError(
+                    f"the stages sent predictions of shape {list(found.shape)} for a micro-batch of {len(mask)} rows and "
+                    f"{mask.shape[1]} tokens: run the same version everywhere"
+                )
+            predictions.append(found)
             self.num_predictions = len(predictions)
 
         self._take_prediction = take
@@ -237,6 +246,11 @@ class ClusterPipeline:
 
         def go_on(frame: Frame) -> None:
             tokens = frame.tensors["predictions"]
+            if frame.micro_batch not in under_way or tokens.numel() != 1:
+                raise AttemptFailedError(
+                    f"the stages sent {tokens.numel()} tokens for sequence {frame.micro_batch}, but 1 token for one of the "
+                    f"sequences {sorted(under_way)} comes next: run the same version everywhere"
+                )
             if not take(under_way[frame.micro_batch], int(tokens)):
                 begin(frame.micro_batch)
             elif feeds_back:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.emulation.emulation_file import EmulationFile
-from collapipe.errors import DivergedError
+from collapipe.errors import CorruptDataError, DivergedError
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import Frame, FrameAssembler, FrameKind
@@ -30,6 +30,7 @@ class IncomingLink:
         stage_labels: Cluster index and stage index of the receiving stage, for metrics.
         capacity: The largest number of frames that an emulated delay holds back. A correct neighbour stays below it.
         deliver: Takes each complete frame, in the order of arrival.
+        mistake_in: Returns why a frame is of no use, in words; empty if it is of use.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class IncomingLink:
         capacity: int,
         emulation: EmulationFile,
         deliver: Callable[[Frame], None],
+        mistake_in: Callable[[Frame], str] = lambda frame: "",
     ) -> None:
         self.sender = sender
         self.received_bytes = 0
         """Bytes that have arrived, including those of an incomplete frame."""
         self._receiver = receiver
+        self._mistake_in = mistake_in
         self._stage_labels = stage_labels
         self._emulation = emulation
         self._delay_line = _DelayLine(deliver, capacity)
@@ -99,6 +102,10 @@ class IncomingLink:
         metrics.LINK_TRANSFER_SECONDS.labels(link).inc(max(ended_at - started_at, 0.0))
 
     def _complete(self, frame: Frame) -> None:
+        if wrong := self._mistake_in(frame):
+            raise CorruptDataError(
+                f"a frame of kind {frame.kind.name} has {wrong}: run the same version everywhere"
+            )
         for tensor in frame.tensors.values():
             # The sum takes a fortieth of the time. A sum may also overflow, so only the elements decide.
             if not tensor.sum().isfinite() and not tensor.isfinite().all():

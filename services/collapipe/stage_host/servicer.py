@@ -28,6 +28,7 @@ from collapipe.rpc import (
     explain_unexpected,
     work_with_signs_of_life,
 )
+from collapipe.stage_host.command_limits import mistake_in
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.session import StageSession
 from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
@@ -234,6 +235,10 @@ def _execute(
     session: StageSession, request: stage_pb2.RunStageRequest
 ) -> stage_pb2.RunStageResponse:
     command = request.WhichOneof("command")
+    if wrong := mistake_in(request, session.plan):
+        raise InvalidInputError(
+            f"stage {session.stage_index} was given {wrong}: run the same version everywhere"
+        )
     if command == "run_step":
         return stage_pb2.RunStageResponse(step_done=session.run_step(request.run_step))
     if command == "run_evaluation":

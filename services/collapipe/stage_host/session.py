@@ -21,6 +21,7 @@ from collapipe.job import TrainingConfig
 from collapipe.mistakes import explain_mistakes
 from collapipe.models import IGNORED, GenerationSettings, ModelAdapter
 from collapipe.neighbour_streams.frame_limits import frame_limits, of_kinds
+from collapipe.neighbour_streams.frame_shapes import FrameShapes
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings, upload_share
 from collapipe.neighbour_streams.outgoing_link import OutgoingLink
@@ -29,7 +30,7 @@ from collapipe.neighbour_streams.stream import (
     StreamToNextStage,
     serve_previous_stage,
 )
-from collapipe.rpc import Outbox
+from collapipe.rpc import Outbox, impossible_value
 from collapipe.secure_aggregation.masks import MaskKeys
 from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.unit_pushes import Report, UnitPushes
@@ -54,6 +55,7 @@ _OPENING_SHARE = 0.8
 """The next stage has to accept a stream within this share of the allowed silence. So a cut link is noticed by the stage before it,
 which knows the link, and not by the control unit, which only sees that nothing moves."""
 
+_MOST_SECRET_BYTES = 64
 _MOST_SILENCE_SECONDS = 1e6
 """The largest `schedule.silence_seconds` of a job."""
 
@@ -93,6 +95,7 @@ class StageSession:
         self._incoming: list[IncomingLink] = []
         self._frame_limits: dict[FrameKind, int] = {}
         """Empty until the stage is configured."""
+        self._shapes: FrameShapes | None = None
         self._labels = FrameAssembler({})
         self._received_label_bytes = 0
         self._num_classes = 0
@@ -189,6 +192,11 @@ class StageSession:
         self._num_classes = adapter.num_classes
         self._frame_limits = frame_limits(
             configure.plan, configure.settings, self._training, adapter
+        )
+        self._shapes = FrameShapes(
+            configure.settings,
+            adapter,
+            has_tokens=not configure.plan.stages[self.stage_index].start_unit,
         )
         self._labels = FrameAssembler(of_kinds(self._frame_limits, {FrameKind.LABELS}))
 
@@ -502,6 +510,7 @@ class StageSession:
             self._link_capacity(neighbour_index),
             links.emulation,
             self.mailbox.put,
+            self._shapes.mistake_in if self._shapes is not None else lambda frame: "",
         )
         self._incoming.append(incoming)
         shared = links.link_to(neighbour.host_id, neighbour.address)
@@ -547,6 +556,10 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
         raise InvalidInputError(
             f"stage {configure.stage_index} was given {len(configure.privacy.secrets)} secrets for the noise of "
             f"{len(units)} units: run the same version everywhere"
+        )
+    if wrong := impossible_value(configure.privacy, _MOST_SECRET_BYTES):
+        raise InvalidInputError(
+            f"stage {configure.stage_index} was given {wrong}: run the same version everywhere"
         )
     if stage.in_flight < 1:
         raise InvalidInputError(

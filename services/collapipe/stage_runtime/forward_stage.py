@@ -21,7 +21,7 @@ from collapipe.stage_runtime.sequences import Sequences, TokenSequence
 from collapipe.stage_runtime.stage_context import StageContext, StepTimes
 from collapipe.stage_runtime.stage_metrics import StageMetrics
 from collapipe.telemetry.spans import SPANS
-from collapipe.tensors import ACTIVATION, Frame, FrameKind
+from collapipe.tensors import ACTIVATION, LABELS, Frame, FrameKind
 from collapipe.work_shares import FORWARD_SHARE
 
 IDLE = "get the next command"
@@ -195,6 +195,14 @@ class ForwardStage:
                 f"{self._name(labels.micro_batch, labels.slice_index)}, instead of those of step {place[0]}, "
                 f"{self._name(*place[1:])}: run the round again"
             )
+        inputs, found = _inputs(frame.tensors), labels.tensors[LABELS]
+        rows, tokens = inputs.shape[:2]
+        wanted = {"classification": (rows,), "translation": (rows, *found.shape[1:2])}
+        if found.shape != wanted.get(self._context.adapter.task, (rows, tokens)):
+            raise WrongStateError(
+                f"stage {self._context.stage_index} got labels of shape {list(found.shape)} for {rows} rows of {tokens} tokens: run the "
+                "same version everywhere"
+            )
         return frame.with_tensors({**frame.tensors, **labels.tensors})
 
     def _name(self, micro_batch: int, slice_index: int) -> str:
@@ -242,8 +250,14 @@ class ForwardStage:
         """Runs one pass of a sequence, and sends on its activation or the tokens that it gives."""
         inputs = self._queue.to_device(frame)
         activation = inputs.get(ACTIVATION)
-        num_tokens = (inputs["input_ids"] if activation is None else activation).shape[1]
+        num_tokens = _inputs(inputs).shape[1]
         sequence.num_tokens += num_tokens
+        positions = self._context.adapter.max_length(self._context.adapter.config)
+        if sequence.num_tokens > positions:
+            raise WrongStateError(
+                f"sequence {frame.micro_batch} of a generation has {sequence.num_tokens} tokens, but the model has {positions} "
+                "positions: run the same version everywhere"
+            )
         # The only row is not padded, so the mask need not travel.
         mask = torch.ones(
             (1, sequence.num_tokens),
@@ -324,3 +338,8 @@ class ForwardStage:
         if activation is not None:
             tensors[ACTIVATION] = activation.detach()
         return frame.with_tensors(tensors)
+
+
+def _inputs(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Returns the activation of a frame, or its token ids."""
+    return tensors[ACTIVATION] if ACTIVATION in tensors else tensors["input_ids"]

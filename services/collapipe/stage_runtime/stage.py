@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from collapipe.errors import WrongStateError
 from collapipe.models import KeyValues
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
@@ -214,6 +215,12 @@ class Stage(ForwardStage):
             stashed, (kept, kept_gradients) = step.stash.pop(frame.micro_batch, frame.slice_index)
             if self._has_backward:
                 assert stashed.outputs is not None
+                found = None if gradient is None else gradient.shape
+                if self._head is None and found != stashed.outputs.shape:
+                    raise WrongStateError(
+                        f"stage {self._context.stage_index} got a gradient of shape {None if found is None else list(found)} for an activation of shape "
+                        f"{list(stashed.outputs.shape)}: run the same version everywhere"
+                    )
                 with deferred_gradients(self._split_layers) as deferred:
                     torch.autograd.backward([stashed.outputs, *kept], [gradient, *kept_gradients])
                 if self._split_layers:

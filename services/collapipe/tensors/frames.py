@@ -29,6 +29,9 @@ MAX_FRAME_BYTES = 1 << 30
 _MAX_HEADER_BYTES = 4096
 """Largest header. Four tensors need a tenth of it."""
 
+_MOST_NUMBER = (1 << 31) - 1
+"""Largest number of a step, a micro-batch or a slice. Spans have 32 bits for each, with a sign."""
+
 ACTIVATION = "activation"
 """Name of the activation or its gradient in a frame. Codecs encode only this tensor."""
 
@@ -198,6 +201,12 @@ class FrameAssembler:
             raise InvalidInputError(
                 f"the header of a frame has {header.ByteSize()} bytes, over the limit of {_MAX_HEADER_BYTES}: run the same version "
                 "everywhere"
+            )
+        number = max(header.step_index, header.micro_batch, header.slice_index)
+        if number > _MOST_NUMBER:
+            raise CorruptDataError(
+                f"a frame is of step {header.step_index}, micro-batch {header.micro_batch} and slice {header.slice_index}, but each is at "
+                f"most {_MOST_NUMBER}: run the same version everywhere"
             )
         total, limit = sum(_check(tensor) for tensor in header.tensors), self._limits[kind]
         if total > limit:

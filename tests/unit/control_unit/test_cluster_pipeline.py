@@ -10,12 +10,24 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline, hosts_do
 from collapipe.control_unit.remote_stage import RemoteStage
-from collapipe.errors import CancelledError, CollapipeError, DivergedError, PeerLostError
+from collapipe.errors import (
+    AttemptFailedError,
+    CancelledError,
+    CollapipeError,
+    DivergedError,
+    PeerLostError,
+)
 from collapipe.rpc import ChannelPool, Security, serve
+from collapipe.stage_runtime import Mailbox
+from collapipe.tasks import MicroBatch
+from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
+from collapipe.v1.control_unit_pb2 import RunRoundRequest
+from collapipe.v1.generation_pb2 import GenerationOptions
 from collapipe.v1.plan_pb2 import Plan, Stage, UnitState
 
 from .clusters import SECONDS
@@ -204,3 +216,53 @@ def test_host_whose_own_session_broke_is_blamed_in_its_own_words(
     assert pipeline.failure_cause(noticed) is own
     vars(pipeline).update(_remotes=[neighbour])
     assert pipeline.failure_cause(noticed) is noticed
+
+
+def pipeline_that_gets(kind: str, *frames: Frame) -> ClusterPipeline:
+    """Returns a pipeline of one host, whose stage sends these frames when it is told to run."""
+    pipeline = ClusterPipeline.__new__(ClusterPipeline)
+
+    def run(command: object) -> None:
+        for frame in frames:
+            pipeline._receive_backward(frame)
+
+    local = SimpleNamespace(mailbox=Mailbox(None), run_evaluation=run, run_generation=run)
+    vars(pipeline).update(
+        _local=local,
+        _remotes=[],
+        _stages=[Stage(in_flight=2)],
+        _job=SimpleNamespace(task=SimpleNamespace(kind=kind)),
+        _request=RunRoundRequest(),
+    )
+    return pipeline
+
+
+def predictions(*values: Any, sequence: int = 0) -> Frame:
+    return Frame(FrameKind.PREDICTION, 0, sequence, {"predictions": torch.tensor(values)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("classification", predictions(0, 1, 0)),
+        ("causal_lm", predictions([1.0, 0.0])),
+        ("ner", predictions([0, 1], [0, 1])),
+        ("ner", predictions(0, 1)),
+    ],
+)
+def test_predictions_of_other_rows_are_refused(kind: str, found: Frame) -> None:
+    mask = torch.ones(2, 3, dtype=torch.int64)
+    batch = MicroBatch({"input_ids": mask, "attention_mask": mask}, 2, 2)
+    with pytest.raises(AttemptFailedError, match="for a micro-batch of 2 rows and 3 tokens"):
+        pipeline_that_gets(kind, found).evaluate([batch])
+
+
+@pytest.mark.parametrize("found", [predictions([5], sequence=7), predictions([5, 5])])
+def test_tokens_of_no_answer_under_way_are_refused(found: Frame) -> None:
+    with pytest.raises(AttemptFailedError, match=r"one of the sequences \[0\]"):
+        pipeline_that_gets("causal_lm", found).generate(
+            [torch.tensor([[1, 2]])],
+            GenerationOptions(),
+            lambda number, token: True,
+            feeds_back=True,
+        )

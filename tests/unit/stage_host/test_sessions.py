@@ -1,4 +1,5 @@
 import queue
+import re
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -20,7 +21,14 @@ from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
 from collapipe.v1.blob_pb2_grpc import BlobServiceServicer, add_BlobServiceServicer_to_server
 from collapipe.v1.plan_pb2 import SessionSettings, UnitState
 from collapipe.v1.secure_aggregation_pb2 import UnitMasks
-from collapipe.v1.stage_pb2 import ConfigureStage, FinishRound, RunStageRequest
+from collapipe.v1.stage_pb2 import (
+    ConfigureStage,
+    FinishRound,
+    RunGeneration,
+    RunStageRequest,
+    RunStep,
+    UpdatePrivacy,
+)
 from collapipe.weights.transfer import fetch_blob
 
 from .stage_hosts import Session, StageHost, activation_frame, train
@@ -295,3 +303,63 @@ def test_session_of_a_lost_caller_lets_no_later_session_overtake_one_that_comput
     new.expect("configured")
     leaving.join(60)
     assert_alive(new)
+
+
+def step(**fields: Any) -> RunStageRequest:
+    return RunStageRequest(run_step=RunStep(**{"num_micro_batches": 1, "num_targets": 3, **fields}))
+
+
+def finish(**fields: Any) -> RunStageRequest:
+    return RunStageRequest(finish=FinishRound(**fields))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (step(num_micro_batches=0), "0 as num_micro_batches"),
+        (step(num_micro_batches=(1 << 32) - 1), "4294967295 as num_micro_batches"),
+        (step(step_index=1 << 31), "2147483648 as step_index"),
+        (step(num_targets=1 << 63), "9223372036854775808 as num_targets"),
+        (step(pending_gradient_scale=float("nan")), "nan as pending_gradient_scale"),
+        (step(pending_gradient_scale=-1.0), "-1.0 as pending_gradient_scale"),
+        (step(pending_gradient_scale=2.0), "2.0 as pending_gradient_scale"),
+        (finish(pending_gradient_scale=float("inf")), "inf as pending_gradient_scale"),
+        (finish(num_samples=1 << 63), "as num_samples"),
+        (finish(total_samples=(1 << 64) - 1), "as total_samples"),
+        (finish(edge_host_id="x" * 1001), "1001 characters as edge_host_id"),
+        (finish(edge_address="x" * 1001), "1001 characters as edge_address"),
+        (finish(masks=[UnitMasks(unit_index=3, added=[b"short"])]), "a key of 5 bytes .*unit 3"),
+        (
+            RunStageRequest(run_generation=RunGeneration(num_sequences=3)),
+            "3 as num_sequences, where at most 2",
+        ),
+        (
+            RunStageRequest(run_generation=RunGeneration(options={"temperature": float("nan")})),
+            "nan as temperature",
+        ),
+    ],
+)
+def test_impossible_command_ends_the_session(
+    host: StageHost, command: RunStageRequest, said: str
+) -> None:
+    session = host.ready()
+    session.send(command)
+    assert re.search(said, session.expect("failed").failed.message)
+    assert session.next() is None
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        UpdatePrivacy(noise_stddev=float("nan")),
+        UpdatePrivacy(clip_norm=-1.0),
+        UpdatePrivacy(clip_norm=1.0, secrets=[bytes(65)] * 4),
+    ],
+)
+def test_impossible_privacy_is_refused(host: StageHost, privacy: UpdatePrivacy) -> None:
+    configure = host.configure()
+    configure.privacy.CopyFrom(privacy)
+    if not privacy.secrets:
+        configure.privacy.secrets.extend([bytes(32)] * len(configure.units))
+    with pytest.raises(InvalidInputError, match="nan as noise|-1.0 as clip|65 characters"):
+        host.open(configure).next()

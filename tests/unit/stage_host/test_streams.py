@@ -60,8 +60,7 @@ def test_step_over_a_stream_gives_the_numbers_of_a_plain_loop(
 ) -> None:
     frame = activation_frame()
     session.run_step(0)
-    # Labels count only if they come from the control unit.
-    stream.send_frame(frame.with_tensors({**frame.tensors, "labels": torch.tensor([2, 2, 2])}))
+    stream.send_frame(frame)
     done = session.expect("step_done").step_done
     gradient = stream.receive()
 
@@ -232,6 +231,67 @@ def test_damaged_stream_blames_the_sender_with_the_reason(
     assert re.search(said, failed.message)
     assert failed.blamed_host_id == "control-unit"
     assert session.next() is None
+
+
+def forward(step: int = 0, number: int = 0, index: int = 0, **tensors: torch.Tensor) -> Frame:
+    return Frame(FrameKind.FORWARD, step, number, tensors or activation_frame().tensors, index)
+
+
+def values(*shape: int) -> torch.Tensor:
+    return torch.ones(shape)
+
+
+def mask(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (forward(1 << 31), "step 2147483648"),
+        (forward(0, (1 << 32) - 1), "micro-batch 4294967295"),
+        (forward(0, 0, 1 << 31), "slice 2147483648"),
+        (Frame(FrameKind.FORWARD, 0, 0, {}), "tensors none instead of"),
+        (forward(activation=values(3, 4, 16)), "tensors activation instead of"),
+        (forward(attention_mask=mask(3, 4)), "tensors attention_mask instead of"),
+        (forward(input_ids=mask(3, 4), attention_mask=mask(3, 4)), "tensors input_ids"),
+        (forward(activation=values(3, 4, 16), attention_mask=mask(3, 4), labels=mask(3)), "labels"),
+        (forward(activation=values(3, 4, 8), attention_mask=mask(3, 4)), r"\[3, 4, 8\]"),
+        (forward(activation=values(192), attention_mask=mask(3, 4)), r"\[192\]"),
+        (forward(activation=values(), attention_mask=mask(3, 4)), r"shape \[\]"),
+        (forward(activation=values(0, 4, 16), attention_mask=mask(0, 4)), r"\[0, 4, 16\]"),
+        (forward(activation=values(3, 0, 16), attention_mask=mask(3, 0)), r"\[3, 0, 16\]"),
+        (forward(activation=values(1, 5, 16), attention_mask=mask(1, 5)), "at most 4 tokens"),
+        (forward(activation=values(3, 4, 16), attention_mask=mask(3, 2)), "no mask of"),
+        (forward(activation=values(3, 4, 16), attention_mask=mask(2, 4)), "no mask of"),
+        (forward(activation=values(3, 4, 16), attention_mask=values(3, 4)), "torch.float32"),
+        (forward(activation=mask(3, 4, 16), attention_mask=mask(3, 4)), "torch.int64"),
+        (forward(activation=values(3, 4, 16).half(), attention_mask=mask(3, 4)), "float16"),
+    ],
+)
+def test_frame_with_which_no_stage_can_compute_blames_the_sender(
+    session: Session,
+    stream: NeighbourStream,
+    caplog: pytest.LogCaptureFixture,
+    frame: Frame,
+    said: str,
+) -> None:
+    session.run_step(0)
+    stream.send_frame(frame)
+    failed = session.expect("failed").failed
+    assert re.search(f"control-unit sent damaged data: .*{said}", failed.message)
+    assert failed.blamed_host_id == "control-unit"
+    assert session.next() is None
+    assert "unexpectedly" not in caplog.text
+
+
+def test_labels_of_other_rows_than_those_of_the_frame_fail_the_session(
+    session: Session, stream: NeighbourStream
+) -> None:
+    session.run_step(0)
+    stream.send_frame(forward(activation=values(2, 4, 16), attention_mask=mask(2, 4)))
+    said = session.expect("failed").failed.message
+    assert "labels of shape [3] for 2 rows of 4 tokens" in said
 
 
 def test_frame_of_another_step_fails_the_session(session: Session, stream: NeighbourStream) -> None:

@@ -136,6 +136,15 @@ def test_frame_that_does_not_continue_an_answer_is_refused(
         chain.run_in_parallel(lambda stage: stage.run_generation(2, GREEDY))
 
 
+def test_answer_with_more_tokens_than_the_model_has_positions_is_refused(gpt2: TinyModel) -> None:
+    chain = gpt2.chain(HALVES, [1, 1])
+    positions = gpt2.adapter.max_length(gpt2.adapter.config)
+    feed(chain, 0, 0, torch.full((1, positions), 5))
+    feed(chain, 0, 1, torch.tensor([[5]]))
+    with pytest.raises(WrongStateError, match=f"{positions + 1} tokens.* {positions} positions"):
+        chain.run_in_parallel(lambda stage: stage.run_generation(1, GREEDY))
+
+
 @pytest.mark.parametrize("temperature", [-1.0, 1e-40, float("inf"), float("nan")])
 def test_temperature_that_gives_no_probabilities_is_refused(temperature: float) -> None:
     with pytest.raises(InvalidInputError, match=f"temperature.*{temperature:g}"):

@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -314,6 +315,19 @@ def test_frame_of_another_step_kind_or_micro_batch_is_refused(
     expected = f"{kind.name}.* {step}.* {micro_batch}"
     with pytest.raises(WrongStateError, match=expected):
         chain.stages[0].run_step(0, 2, 3, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3, 4), None], ids=str)
+def test_gradient_of_another_shape_than_the_activation_is_refused(
+    tiny: TinyModel, shape: tuple[int, ...] | None
+) -> None:
+    chain = tiny.chain(HALVES)
+    tensors = {} if shape is None else {"activation": torch.ones(shape)}
+    send = chain.stages[1]._send_backward
+    chain.stages[1]._send_backward = lambda frame: send(frame.with_tensors(tensors))
+    found = None if shape is None else list(shape)
+    with pytest.raises(WrongStateError, match=re.escape(f"gradient of shape {found} for")):
+        chain.train(0, tiny.batches(1))
 
 
 def test_failure_ends_every_stage_without_an_update(tiny: TinyModel) -> None:
