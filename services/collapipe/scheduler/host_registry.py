@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,10 @@ SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
 
 _SUSPICION_SECONDS, _LONGEST_SUSPICION_SECONDS = 10.0, 60.0
 """First and longest time for which a suspect is left out."""
+
+_MOST_STARTS, _STARTS_SECONDS = 6, 60.0
+"""A host that registers more new processes in this time is a suspect. Otherwise one that does so all the time would end every
+attempt, because an attempt ends when a host was restarted."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ class HostRegistry:
         self._hosts: dict[str, scheduler_pb2.Host] = {}
         self._last_seen: dict[str, float] = {}
         self._suspects: dict[str, _Suspect] = {}
+        self._starts: dict[str, deque[float]] = {}
+        """When the last processes of each host registered."""
         for role, name in ROLE_NAMES.items():
             # Counting 1,200 hosts takes 0.5 ms, and they send 600 heartbeats in a second.
             metrics.HOSTS.labels(name.lower()).set_function(partial(self._count_alive, role))
@@ -118,19 +125,31 @@ class HostRegistry:
     def register(self, host: scheduler_pb2.Host) -> None:
         """Adds a host. A host that registers again after a restart keeps its place in the order."""
         with self._lock:
-            before = self._hosts.get(host.host_id)
-            if before is not None and before.incarnation != host.incarnation:
-                logger.info(
-                    "%s registered again from %s (previously from %s): it was restarted, or two processes use the "
-                    "same host id",
-                    host.host_id,
-                    host.address,
-                    before.address,
-                )
+            before, now = self._hosts.get(host.host_id), self._clock()
+            is_new = before is None or before.incarnation != host.incarnation
+            if is_new:
+                starts = self._starts.setdefault(host.host_id, deque(maxlen=_MOST_STARTS + 1))
+                starts.append(now)
+                restarts = len(starts) > _MOST_STARTS and now - starts[0] < _STARTS_SECONDS
+                if restarts:
+                    reason = f"it has registered more than {_MOST_STARTS} times in {_STARTS_SECONDS:.0f} s: look at its log"
+                    if getattr(self._suspects.get(host.host_id), "reason", "") != reason:
+                        logger.warning(
+                            "%s is left out for a while, because %s", host.host_id, reason
+                        )
+                    self._suspects[host.host_id] = _Suspect(now, _LONGEST_SUSPICION_SECONDS, reason)
+                else:
+                    self._suspects.pop(host.host_id, None)
+                if before is not None and not restarts:
+                    logger.info(
+                        "%s registered again from %s (previously from %s): it was restarted, or two processes use the "
+                        "same host id",
+                        host.host_id,
+                        host.address,
+                        before.address,
+                    )
             self._hosts[host.host_id] = host
-            self._last_seen[host.host_id] = self._clock()
-            if before is None or before.incarnation != host.incarnation:
-                self._suspects.pop(host.host_id, None)
+            self._last_seen[host.host_id] = now
 
     def suspect(self, host: str, reason: str) -> None:
         """Counts a host as dead until its next heartbeat, and as a suspect for a while after that. A restart ends both.

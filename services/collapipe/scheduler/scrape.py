@@ -99,10 +99,12 @@ class ScrapeSource:
         self._keep_seconds = keep_seconds
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
+        self._owners: dict[str, str] = {}
+        """The host that had an address, for all addresses with kept samples."""
         self._num_kept: Counter[str] = Counter()
-        """Number of series of each address."""
+        """Number of series of each host, at all addresses that it has had."""
         self._num_samples: Counter[str] = Counter()
-        """Number of samples of each address."""
+        """Number of samples of each host, at all addresses that it has had."""
         self._closed = threading.Event()
         self._pages = ThreadPoolExecutor(_THREADS, "page")
         self._thread = threading.Thread(
@@ -187,21 +189,22 @@ class ScrapeSource:
         page, dropped = read_page(answer, host_id, address, self._known_now)
         self._dropped.count(host_id, dropped)
         with self._lock:
-            if self._num_samples[address] + len(page) > _MAX_KEPT_SAMPLES:
+            owner = self._owners.setdefault(address, host_id)
+            if self._num_samples[owner] + len(page) > _MAX_KEPT_SAMPLES:
                 raise InvalidInputError(
-                    f"{host_id} has {self._num_samples[address]} samples of the last {self._keep_seconds:g} s and sent {len(page)} "
+                    f"{host_id} has {self._num_samples[owner]} samples of the last {self._keep_seconds:g} s and sent {len(page)} "
                     f"more, and the limit is {_MAX_KEPT_SAMPLES}: check what runs there, or raise --telemetry-interval-seconds"
                 )
             for (name, labels), value in page.items():
                 key = address, name, labels
                 if key not in self._kept:
-                    if self._num_kept[address] >= _MAX_PAGE_SAMPLES:
-                        continue  # Labels that change with every page would fill the memory.
-                    self._num_kept[address] += 1
+                    if self._num_kept[owner] >= _MAX_PAGE_SAMPLES:
+                        continue  # Labels, or ports, that change with every page would fill the memory.
+                    self._num_kept[owner] += 1
                 points = self._kept.setdefault(key, deque())
                 if not points or points[-1][0] < started:  # Otherwise the clock was set back.
                     points.append((started, value))
-                    self._num_samples[address] += 1
+                    self._num_samples[owner] += 1
         return answer.seconds
 
     def _forget_old(self, now: float) -> None:
@@ -212,10 +215,13 @@ class ScrapeSource:
                     points.popleft()
                 while points and points[-1][0] > now:  # The clock was set back.
                     points.pop()
-                self._num_samples[key[0]] -= num_before - len(points)
+                owner = self._owners[key[0]]
+                self._num_samples[owner] -= num_before - len(points)
                 if not points:
                     del self._kept[key]
-                    self._num_kept[key[0]] -= 1
+                    self._num_kept[owner] -= 1
+            kept = {key[0] for key in self._kept}
+            self._owners = {a: owner for a, owner in self._owners.items() if a in kept}
 
 
 def read_page(

@@ -22,6 +22,8 @@ _LEAST_CHUNK_BYTES = 1024
 _RECENT_SECONDS = 10.0
 _MAX_LINKS = 1024
 """Links to callers are kept up to this number, far more than a testbed has hosts."""
+_MOST_ADDRESSES = 8
+"""Addresses of one receiver that are remembered. A host that starts again may have another port each time."""
 _MAX_CHUNK_SECONDS = 0.5
 """Longest time of one chunk on a link. A receiver notices progress with each chunk, so a slow link must
 not seem silent."""
@@ -94,9 +96,17 @@ class OutgoingLinks:
             if link is None:
                 link = self._links[receiver] = SharedLink(self, receiver, self._shaper.open())
             if address:
-                self._receivers[address] = receiver
+                self._remember(receiver, address)
                 link.shaped.address = address
             return link
+
+    def _remember(self, receiver: str, address: str) -> None:
+        """Remembers the address of a receiver, instead of its oldest one if there are many."""
+        if self._receivers.get(address) != receiver:
+            own = [known for known, name in self._receivers.items() if name == receiver]
+            if len(own) >= _MOST_ADDRESSES:
+                del self._receivers[own[0]]
+            self._receivers[address] = receiver
 
     def link_at(self, address: str) -> "SharedLink":
         """Returns the link to the host at an address. A link to an unknown address has no limits."""

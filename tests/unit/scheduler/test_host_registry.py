@@ -1,5 +1,6 @@
 """Which hosts are there, which of them a job takes, and what is told about those that are missing."""
 
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -105,6 +106,27 @@ def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -
     registry.suspect("a", "it broke its stream")
     registry.register(device("a", incarnation="second"))
     assert names(registry.alive(suspects=False)) == ["a"], "another process is trusted at once"
+
+
+def test_host_that_registers_again_and_again_is_a_suspect_and_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    registry, clock = registry_of("a")
+    with caplog.at_level(logging.INFO):
+        for number in range(1000):
+            clock.now += 0.5
+            registry.register(device("a", incarnation=str(number)))
+            registry.heartbeat("a", str(number))
+            assert bool(registry.alive(suspects=False)) == (number < 5), number
+    assert len(caplog.records) == 6
+    (status,) = registry.statuses()
+    assert "more than 6 times in 60 s" in status.suspicion
+    registry.register(
+        device("a", incarnation="999")
+    )  # The same process, for example after a restart of the scheduler.
+    clock.now += 61
+    registry.register(device("a", incarnation="last"))
+    assert names(registry.alive(suspects=False)) == ["a"]
 
 
 def test_status_of_a_suspect_has_the_reason_until_the_suspicion_ends() -> None:

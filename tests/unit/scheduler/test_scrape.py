@@ -329,3 +329,34 @@ def test_host_with_too_many_samples_gets_a_gap(
     simulation.run(160.0)
     assert len(simulation.values("a")) == 99
     assert simulation.source.window(250.0 + 1000, simulation.clock.now)
+
+
+def test_host_that_moves_from_port_to_port_fills_no_memory(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page has as many samples as are possible, and the next one comes from another port."""
+
+    def full_page() -> telemetry_pb2.GetMetricsResponse:
+        labels = (f"one>n{number}" for number in range(5000))
+        return telemetry_pb2.GetMetricsResponse(
+            samples=[sample(LINK_BYTES, 1.0, link=link) for link in labels]
+        )
+
+    simulation.hosts = {"one": full_page, "two": lambda: page(3)}
+
+    def present() -> list[Host]:
+        moving = Host(host_id="one", address=f"one:{int(simulation.clock.now)}")
+        return [moving, Host(host_id="two", address="two")]
+
+    simulation.named = [Host(host_id=f"n{number}") for number in range(5000)]
+    monkeypatch.setattr(simulation, "_present", present)
+    monkeypatch.setattr(simulation.source, "_hosts", present)
+    simulation.run(5.0)
+    found = simulation.series()
+    assert sum(one.instance.startswith("one:") for one in found) == 5000
+    assert simulation.values("two")
+    # When the old samples are gone, there is room for new ones.
+    simulation.clock.now += 300.0
+    simulation.run(3.0)
+    assert sum(one.instance.startswith("one:") for one in simulation.series()) == 5000
+    assert len(simulation.source._owners) < 10

@@ -194,3 +194,13 @@ def test_chunks_are_small_again_after_a_broken_transfer_or_a_long_pause(network:
     network.take(25 << 20)
     network.now += 300
     assert network.chunk_bytes == first
+
+
+def test_few_addresses_of_a_receiver_are_remembered() -> None:
+    links = OutgoingLinks.unlimited("here")
+    other = links.link_to("other", "other:1")
+    for port in range(1000):
+        last = links.link_to("there", f"there:{port}")
+    assert links.link_at("there:999") is last is not links.link_at("there:0")
+    assert links.link_at("other:1") is other
+    assert len(links._receivers) == 9
