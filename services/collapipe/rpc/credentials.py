@@ -75,7 +75,7 @@ class _Kept:
     refused: _Stamps = ()
     """The files of the last warning."""
     revoked: RevokedKeyList = field(default_factory=RevokedKeyList)
-    least_grant: int = 0
+    least_grant: int | None = None
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,8 @@ class Security:
             self.revoked.learn(signed, contents.ca)
 
     @property
-    def least_grant(self) -> int:
-        """The least number of a grant that this process accepts."""
+    def least_grant(self) -> int | None:
+        """The least number of a grant that this process accepts; `None` if the scheduler has not told it, so that it accepts none."""
         return self._kept.least_grant
 
     def learn_least_grant(self, number: int, *, anew: bool = False) -> None:
@@ -212,7 +212,7 @@ class Security:
         Args:
             anew: Whether the scheduler may be another one than before, whose numbers have nothing to do with earlier ones.
         """
-        self._kept.least_grant = number if anew else max(number, self._kept.least_grant)
+        self._kept.least_grant = number if anew else max(number, self._kept.least_grant or 0)
 
     def check_signature(
         self, data: bytes, signature: bytes, certificate: bytes, role: Role, kind: str = GRANT

@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from collapipe.certificates.identity import Role
-from collapipe.errors import NotPermittedError
+from collapipe.errors import NotPermittedError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.permissions import check_is_caller
@@ -75,6 +75,7 @@ def check_session(
 
     Raises:
         NotPermittedError: The grant is not the scheduler's, is too old, is for something else, or for other hosts.
+        WrongStateError: This host has not registered since it started.
     """
     if security.is_insecure:
         return None
@@ -159,6 +160,7 @@ def check_push(
 
     Raises:
         NotPermittedError: The grant is not the scheduler's, is too old, is for something else, or for other hosts.
+        WrongStateError: This host has not registered since it started.
     """
     if security.is_insecure:
         return
@@ -185,7 +187,12 @@ def _words(attempt: plan_pb2.Attempt) -> str:
 
 
 def _granted(security: Security, signed: plan_pb2.SignedGrant) -> plan_pb2.Grant:
-    """Returns what the scheduler has granted; raises `NotPermittedError` if it has not signed it, or if it is malformed or too old."""
+    """Returns what the scheduler has granted.
+
+    Raises:
+        NotPermittedError: It has not signed it, or the grant is malformed or too old.
+        WrongStateError: This host has not registered yet.
+    """
     security.check_signature(signed.grant, signed.signature, signed.certificate, Role.SCHEDULER)
     try:
         grant = plan_pb2.Grant.FromString(signed.grant)
@@ -193,9 +200,15 @@ def _granted(security: Security, signed: plan_pb2.SignedGrant) -> plan_pb2.Grant
         raise NotPermittedError(
             "the grant of an attempt is malformed: run the same version of CollaPipe on all machines"
         ) from None
-    if grant.number < security.least_grant:
+    least = security.least_grant
+    if least is None:  # After a restart, an old grant could be anybody's.
+        raise WrongStateError(
+            f"the grant of {_words(grant.attempt)} does not count here, because this host has not registered since it started: begin "
+            "another attempt when it has"
+        )
+    if grant.number < least:
         raise NotPermittedError(
-            f"the grant of {_words(grant.attempt)} has the number {grant.number}, but here grants count from {security.least_grant} on: "
+            f"the grant of {_words(grant.attempt)} has the number {grant.number}, but here grants count from {least} on: "
             "it is of an attempt that is over, so begin another"
         )
     return grant

@@ -108,10 +108,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RegisterHostRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.RegisterHostResponse:
         host = request.host
+        # A host is kept, and others get it. So it must not have more than this scheduler knows.
+        host.DiscardUnknownFields()
         check_claims(host, context)
         self._registry.register(host)
         self._channels.know(host.host_id, host.address)
         answer = scheduler_pb2.RegisterHostResponse(least_grant=self._least_grant(host))
+        revoked = self._channels.security.revoked
+        if revoked.sha256:
+            answer.revoked_keys.CopyFrom(revoked.signed)
         answer.heartbeat_interval.FromMilliseconds(int(self._registry.heartbeat_seconds * 1000))
         return answer
 

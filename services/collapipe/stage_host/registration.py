@@ -86,6 +86,7 @@ class Registration:
         answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
         # It may be another scheduler, or one whose state was restored.
         self._num_deletions = 0
+        self._learn_revoked(answer)  # before the first grant counts
         self._channels.security.learn_least_grant(answer.least_grant, anew=True)
         return _seconds(answer.heartbeat_interval)
 
@@ -98,15 +99,20 @@ class Registration:
         )
         answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
         self._channels.security.learn_least_grant(answer.least_grant)
+        self._learn_revoked(answer)
+        if self._deletion is not None:
+            self._deletion.go_on(answer.deleted_job_ids)
+        self._num_deletions = answer.num_deletions
+        return _seconds(answer.heartbeat_interval)
+
+    def _learn_revoked(
+        self, answer: scheduler_pb2.RegisterHostResponse | scheduler_pb2.HeartbeatResponse
+    ) -> None:
         if answer.HasField("revoked_keys"):
             try:
                 self._channels.security.learn_revoked(answer.revoked_keys)
             except NotPermittedError as error:
                 logger.error("%s", error)
-        if self._deletion is not None:
-            self._deletion.go_on(answer.deleted_job_ids)
-        self._num_deletions = answer.num_deletions
-        return _seconds(answer.heartbeat_interval)
 
     def _stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
         channel = self._channels.channel(self._scheduler, Role.SCHEDULER)

@@ -129,12 +129,14 @@ class RegisterHostRequest(_message.Message):
     def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ...) -> None: ...
 
 class RegisterHostResponse(_message.Message):
-    __slots__ = ("heartbeat_interval", "least_grant")
+    __slots__ = ("heartbeat_interval", "least_grant", "revoked_keys")
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     LEAST_GRANT_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_KEYS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval: _duration_pb2.Duration
     least_grant: int
-    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ...) -> None: ...
+    revoked_keys: _enrollment_pb2.SignedRevokedKeys
+    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_sha256")

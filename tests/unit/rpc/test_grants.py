@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
 from collapipe.certificates.signatures import Signer
+from collapipe.errors import WrongStateError
 from collapipe.job import DataConfig, JobConfig, TaskConfig
 from collapipe.rpc import (
     Security,
@@ -78,9 +79,16 @@ def scheduler(authority: Authority) -> Security:
     return authority.security("scheduler:scheduler")
 
 
+def registered(authority: Authority, holder: str = DEVICE) -> Security:
+    """Returns the security of a host that has learned from the scheduler that all grants count."""
+    security = authority.security(holder)
+    security.learn_least_grant(0)
+    return security
+
+
 @pytest.fixture(scope="module")
 def device(authority: Authority) -> Security:
-    return authority.security(DEVICE)
+    return registered(authority)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +122,21 @@ def refused_push(server: Security, unit: PushedUnit, caller: str, host_id: str =
 
 def test_control_unit_of_the_plan_may_run_its_stages(device: Security, signed: SignedGrant) -> None:
     assert refused_session(device, session(signed)) == ""
+
+
+def test_no_grant_counts_before_the_host_has_registered(
+    authority: Authority, signed: SignedGrant
+) -> None:
+    device, edge_server = authority.security(DEVICE), authority.security("edge-server:edge")
+    unit = PushedUnit(attempt=ATTEMPT, cluster_index=2, unit_index=2, grant=signed)
+    with pytest.raises(WrongStateError, match="has not registered since it started"):
+        check_session(device, CallContext(UNIT), session(signed), "device")
+    with pytest.raises(WrongStateError, match="has not registered since it started"):
+        check_push(edge_server, CallContext(DEVICE), unit, "edge")
+    for server in (device, edge_server):
+        server.learn_least_grant(NUMBER, anew=True)
+    assert refused_session(device, session(signed)) == ""
+    assert refused_push(edge_server, unit, DEVICE) == ""
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
@@ -176,7 +199,7 @@ def test_stage_fetches_from_the_hosts_of_the_plan_and_of_the_round_before(
 def test_grants_from_before_the_least_number_are_refused(
     authority: Authority, signed: SignedGrant, least: int, refused: bool
 ) -> None:
-    device, edge_server = authority.security(DEVICE), authority.security("edge-server:edge")
+    device, edge_server = registered(authority), registered(authority, "edge-server:edge")
     unit = PushedUnit(attempt=ATTEMPT, cluster_index=2, unit_index=2, grant=signed)
     for server in (device, edge_server):
         server.learn_least_grant(least)
@@ -279,7 +302,7 @@ def test_each_changed_byte_of_a_grant_is_refused(device: Security, signed: Signe
 
 
 def test_grant_of_a_scheduler_whose_key_was_revoked_is_refused(authority: Authority) -> None:
-    scheduler, device = authority.security("scheduler:stolen"), authority.security(DEVICE)
+    scheduler, device = authority.security("scheduler:stolen"), registered(authority)
     signed = sign_grant(scheduler, GRANT)
     assert refused_session(device, session(signed)) == ""
     device.learn_revoked(authority.revoke("scheduler:stolen"))
@@ -289,7 +312,7 @@ def test_grant_of_a_scheduler_whose_key_was_revoked_is_refused(authority: Author
 def test_large_grants_of_strangers_and_padded_certificates_do_not_stay_in_memory(
     authority: Authority, others: Authority, signed: SignedGrant
 ) -> None:
-    device, stranger = authority.security(DEVICE), others.security("scheduler:scheduler")
+    device, stranger = registered(authority), others.security("scheduler:scheduler")
     assert stranger.key is not None and stranger.certificate is not None
     signer = Signer(stranger.key.read_bytes(), stranger.certificate.read_bytes())
 
@@ -332,7 +355,7 @@ def test_unit_comes_only_from_the_host_that_has_it_in_the_plan(
 ) -> None:
     announced = {"attempt": ATTEMPT, "cluster_index": 2, "unit_index": 2} | changes
     unit = PushedUnit(**announced, grant=signed)
-    said = refused_push(authority.security("edge-server:edge"), unit, caller)
+    said = refused_push(registered(authority, "edge-server:edge"), unit, caller)
     assert reason in said and bool(reason) == bool(said)
 
 
@@ -340,5 +363,5 @@ def test_unit_goes_only_to_the_edge_server_of_the_grant(
     authority: Authority, signed: SignedGrant
 ) -> None:
     unit = PushedUnit(attempt=ATTEMPT, cluster_index=2, unit_index=2, grant=signed)
-    server = authority.security("edge-server:edge-2")
+    server = registered(authority, "edge-server:edge-2")
     assert "edge-2 with the grant of cluster 2" in refused_push(server, unit, DEVICE, "edge-2")

@@ -19,6 +19,7 @@ from collapipe.errors import (
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import registration
 from collapipe.stage_host.registration import Registration
+from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
 from collapipe.v1.scheduler_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -41,6 +42,7 @@ class Scheduler(ChannelPool):
         self.refuse_heartbeat: list[CollapipeError] = []
         self.deleted: list[str] = []
         self.least_grant = 0
+        self.revoked: SignedRevokedKeys | None = None
         self.acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def channel(self, address: str, role: Role | None = None, *, for_weights: bool = False) -> Any:
@@ -58,6 +60,8 @@ class Scheduler(ChannelPool):
         if self.refuse_registration:
             raise self.refuse_registration.pop(0)
         answer = RegisterHostResponse(least_grant=self.least_grant)
+        if self.revoked is not None:
+            answer.revoked_keys.CopyFrom(self.revoked)
         answer.heartbeat_interval.FromMilliseconds(1)
         return answer
 
@@ -213,6 +217,20 @@ def test_host_asks_for_all_deletions_again_when_it_registers_again(
         scheduler.deleted = ["other", "c"]  # as many as before, at a scheduler that lost its state
         scheduler.refuse_heartbeat = [NotFoundError("who are you")]
         stores.wait_for("other", deleted=True)
+
+
+def test_host_learns_revoked_keys_before_the_first_grant_counts(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: queue.SimpleQueue[tuple[bytes, int | None]] = queue.SimpleQueue()
+
+    def learn(security: Security, signed: SignedRevokedKeys) -> None:
+        learned.put((signed.keys, security.least_grant))
+
+    monkeypatch.setattr(Security, "learn_revoked", learn)
+    scheduler.revoked = SignedRevokedKeys(keys=b"list")
+    with registered(scheduler):
+        assert learned.get(timeout=60) == (b"list", None)
 
 
 def test_number_of_the_least_grant_comes_with_answers_and_falls_only_when_the_host_registers(
