@@ -11,7 +11,7 @@ The exit status is 1 in each of these cases:
 
 - A call ended with a wrong status, or not in time.
 - A pair of a method and a role got no message.
-- A reader raised an unexpected error.
+- A reader raised an unexpected error, or took a number that no host can mean.
 - A server stopped or kept a call open. Or it grew by more than 300 MB in all, or by more than 30 MB in the second half.
 - The job stopped.
 """
@@ -53,17 +53,28 @@ from fuzzing import (  # noqa: E402
 )
 from integration.secured import SecuredDeployment, collapipe  # noqa: E402
 from reference.tiny_jobs import make_job  # noqa: E402
+from unit.rpc.authorities import Authority  # noqa: E402
+from unit.rpc.serving import CallContext  # noqa: E402
 
 from collapipe.certificates import Identity, Role, pki  # noqa: E402
 from collapipe.certificates.revoked_keys import parse_list  # noqa: E402
 from collapipe.certificates.tokens import decode_token, encode_token  # noqa: E402
+from collapipe.control_unit import stage_answers  # noqa: E402
 from collapipe.documents import read_document  # noqa: E402
-from collapipe.errors import CollapipeError  # noqa: E402
+from collapipe.errors import CollapipeError, InvalidInputError  # noqa: E402
 from collapipe.job import JobConfig  # noqa: E402
-from collapipe.rpc import grant_of, sign_grant  # noqa: E402
+from collapipe.rpc import (  # noqa: E402
+    check_masking_keys,
+    check_push,
+    grant_of,
+    sign_grant,
+    sign_masking_keys,
+)
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
+from collapipe.scheduler import round_answers  # noqa: E402
 from collapipe.scheduler.job_store import JobDocument  # noqa: E402
 from collapipe.scheduler.scrape import read_page  # noqa: E402
+from collapipe.secure_aggregation.keys import PublicKeys  # noqa: E402
 from collapipe.tasks.vocabulary import parse_vocabulary  # noqa: E402
 from collapipe.tensors.frames import Frame, FrameAssembler, FrameKind, encode_frame  # noqa: E402
 from collapipe.v1 import (  # noqa: E402
@@ -73,6 +84,7 @@ from collapipe.v1 import (  # noqa: E402
     enrollment_pb2,
     job_pb2,
     plan_pb2,
+    secure_aggregation_pb2,
     stage_pb2,
     telemetry_pb2,
     tensor_pb2,
@@ -582,8 +594,110 @@ def readers(
 
     document = JobDocument(job_id="job-1", number=1, config_json=job.to_json())
     yield "documents", (read_file, [document.model_dump_json().encode()], (ValidationError,))
+    yield "answers of stages", (_read_stage_answer, _stage_answers(), (DecodeError,))
+    yield "answers of control units", (_read_round_answer, _round_answers(), (DecodeError,))
+    authority = Authority(folder / "authority")
+    scheduler, device = (authority.security(HOLDERS[role]) for role in _GRANTING)
+    device.learn_least_grant(0)
+    unit = edge_server_pb2.PushedUnit(attempt=_ATTEMPT, unit_index=1)
+    stages = [plan_pb2.Stage(host_id="fuzz-device", stop_unit=2)]
+    granted = plan_pb2.Grant(
+        attempt=_ATTEMPT, plan=plan_pb2.Plan(stages=stages), edge_host_id="edge"
+    )
+    signed = sign_grant(scheduler, granted)
+
+    def read_grant(data: bytes) -> None:
+        unit.grant.ParseFromString(data)
+        check_push(device, _CALLER, unit, "edge")
+        if unit.grant.grant != signed.grant:
+            raise AssertionError("a grant counts that the scheduler has not signed")
+
+    yield "grants", (read_grant, [signed.SerializeToString()], (DecodeError,))
+    control = authority.security("control-unit:fuzz-control")
+    keys = sign_masking_keys(control, _ATTEMPT, 0, PublicKeys(bytes(32), bytes(32)))
+
+    def read_masking_keys(data: bytes) -> None:
+        found = secure_aggregation_pb2.SignedMaskingKeys.FromString(data)
+        check_masking_keys(device, _ATTEMPT, [found], [0])
+        if found.keys != keys.keys:
+            raise AssertionError("masking keys count that the control unit has not signed")
+
+    yield "masking keys", (read_masking_keys, [keys.SerializeToString()], (DecodeError,))
     yield "certificates", (pki.read_certificate, [pki.der(certificate), pki.pem(certificate)], ())
     yield "chains of certificates", (pki.read_chain, [2 * pki.pem(certificate)], ())
+
+
+_RANDOM_ANSWERS = 300
+"""Damaged bytes are seldom a message. So there are also so many whole ones, with the extreme values of each type."""
+_ATTEMPT = plan_pb2.Attempt(job_id="job", attempt=1)
+_GRANTING = (Role.SCHEDULER, Role.DEVICE_AGENT)
+_CALLER: Any = CallContext("device-agent:fuzz-device")
+_DIGEST = "0" * 64
+_TIMES = stage_pb2.StageTimes(forward_seconds=1.0, backward_seconds=2.0, total_seconds=4.0)
+
+
+def _stage_answers() -> list[bytes]:
+    unit = plan_pb2.UnitState(unit_index=1, weights_digest=_DIGEST, optimizer_digest=_DIGEST)
+    answers: list[dict[str, Message]] = [
+        {"configured": stage_pb2.StageConfigured(fetched_bytes=9, fetch_seconds=1.5)},
+        {"step_done": stage_pb2.StepDone(squared_gradient_norms=[1.0, 2.0], times=_TIMES)},
+        {"finished": stage_pb2.RoundFinished(units=[unit], pushed_bytes=9, push_seconds=0.5)},
+        {"progress": stage_pb2.StageProgress(waiting_for="a frame", moved_bytes=1 << 40)},
+    ]
+    made = [stage_pb2.RunStageResponse(**each).SerializeToString() for each in answers]  # type: ignore[arg-type]
+    return [*made, *_random_messages(stage_pb2.RunStageResponse.DESCRIPTOR)]
+
+
+def _read_stage_answer(data: bytes) -> None:
+    answer = stage_pb2.RunStageResponse.FromString(data)
+    _take(answer, stage_answers.mistake_in(answer, plan_pb2.Stage(start_unit=1, stop_unit=2)))
+
+
+def _round_answers() -> list[bytes]:
+    report = job_pb2.StageReport(host_id="device", busy_ratio=0.5, times=_TIMES)
+    progress = job_pb2.RoundProgress(steps_done=1, loss=0.7, stages=[report], moved_bytes=7)
+    unit = plan_pb2.UnitState(weights_digest=_DIGEST)
+    state = plan_pb2.ClusterState(units=[unit], num_samples=9, step_index=1)
+    summary = job_pb2.RoundSummary(losses=[0.7], gradient_norms=[1.5], training_seconds=2.0)
+    prepared = control_unit_pb2.RoundPrepared(state=state, summary=summary)
+    answers = (
+        control_unit_pb2.RunRoundResponse(progress=progress),
+        control_unit_pb2.RunRoundResponse(prepared=prepared),
+    )
+    made = [answer.SerializeToString() for answer in answers]
+    return [*made, *_random_messages(control_unit_pb2.RunRoundResponse.DESCRIPTOR)]
+
+
+def _random_messages(kind: Any) -> list[bytes]:
+    inputs = RandomInputs(kind.name)
+    return [inputs.message(kind).SerializeToString() for _ in range(_RANDOM_ANSWERS)]
+
+
+def _read_round_answer(data: bytes) -> None:
+    answer = control_unit_pb2.RunRoundResponse.FromString(data)
+    plan = plan_pb2.Plan(stages=[plan_pb2.Stage(host_id="device")])
+    request = control_unit_pb2.RunRoundRequest(plan=plan, local_steps=1)
+    request.base.units.add()
+    _take(answer, round_answers.mistake_in(answer, request, "classification", 9))
+
+
+def _take(answer: Message, mistake: str) -> None:
+    """Refuses an answer with a mistake. Raises `AssertionError` if one without a mistake has a number that no host can mean."""
+    if mistake:
+        raise InvalidInputError(mistake)
+    for name, number in _numbers(answer):
+        may_be_any = name in ("loss", "losses", "gradient_norms", "squared_gradient_norms")
+        if not may_be_any and not 0 <= number <= 1e15:
+            raise AssertionError(f"{number} was taken as {name}")
+
+
+def _numbers(message: Message) -> Iterator[tuple[str, float]]:
+    for field, value in message.ListFields():
+        for each in value if field.is_repeated else [value]:
+            if isinstance(each, Message):
+                yield from _numbers(each)
+            elif isinstance(each, (int, float)):
+                yield field.name, each
 
 
 if __name__ == "__main__":

@@ -355,10 +355,12 @@ def read_random_bytes(
     allowed: tuple[type[BaseException], ...],
     number: int,
 ) -> Outcome:
-    """Lets a function read damaged samples, and counts what it raises."""
+    """Lets a function read each sample and then damaged ones, and counts what it raises."""
     outcome = Outcome()
     for index in range(number):
-        data = inputs.damaged(samples[index % len(samples)])
+        data = samples[index % len(samples)]
+        if index >= len(samples):
+            data = inputs.damaged(data)
         outcome.messages += 1
         try:
             read(data)

@@ -38,7 +38,10 @@ def test_readers_of_random_bytes_raise_only_errors_of_the_project(tmp_path: Path
         assert set(outcome.codes) != {"accepted"}
 
 
-@pytest.mark.parametrize("reader", ["frames", "blobs", "documents", "telemetry pages"])
+@pytest.mark.parametrize(
+    "reader",
+    ["frames", "blobs", "documents", "telemetry pages", "answers of stages", "grants"],
+)
 def test_readers_of_inputs_that_reach_new_code_raise_only_errors_of_the_project(
     reader: str,
 ) -> None:
