@@ -1,7 +1,6 @@
 """Measures hosts and links: profiles time a block on a host, probes measure the rate of a link."""
 
 import logging
-import math
 import statistics
 import threading
 from collections import deque
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from collapipe.allocation import RoundPlan
 from collapipe.errors import CollapipeError, PeerLostError
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, call
+from collapipe.rpc import ChannelPool, call, impossible_value
 from collapipe.scheduler.decisions import hosts_of, link_shares
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
@@ -33,6 +32,9 @@ _BY_SPEED = ("dssra", "titanic", "titanic_best", "proportional", "vanilla_fl")
 
 _PROFILE_SECONDS = 240.0
 """Deadline of a profile. On a slow device most of it is needed to import the model's code."""
+
+_MOST_SHARES = 16
+"""A layer has one block or two."""
 
 _PROFILES_AT_ONCE = 100
 _PROBES_AT_ONCE = 16
@@ -288,13 +290,14 @@ def _profile(
         sequence_length=job.task.max_length,
     )
     profile = call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
-    shares = (*profile.work_shares, *profile.stash_shares)
-    numbers = (profile.seconds_per_sample, profile.seconds_per_micro_batch, *shares)
-    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+    wrong = impossible_value(profile, 0)
+    num_shares = max(len(profile.work_shares), len(profile.stash_shares))
+    if num_shares > _MOST_SHARES:
+        wrong = f"{num_shares} shares, where at most {_MOST_SHARES} are possible"
+    if wrong:
         raise PeerLostError(
             host.host_id,
-            f"{host.host_id} sent a profile with the times and shares {numbers}: each must be finite and at least 0; look at the log "
-            f"of {host.host_id}",
+            f"{host.host_id} sent a profile with {wrong}: look at the log of {host.host_id}",
         )
     return profile
 
@@ -306,6 +309,8 @@ def _probe(
     request = link_pb2.MeasureLinkRequest(host_id=receiver.host_id, address=receiver.address)
     try:
         measured = call(stub.MeasureLink, request, sender.host_id, _PROBE_SECONDS)
+        if wrong := impossible_value(measured, 0):
+            raise PeerLostError(sender.host_id, f"{sender.host_id} sent {wrong}: look at its log")
     except CollapipeError as error:
         logger.warning(
             "the probe from %s to %s failed, so no plan will use this link: %s",

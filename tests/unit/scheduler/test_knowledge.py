@@ -10,15 +10,17 @@ from typing import Any, Literal
 import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
-from collapipe.errors import InvalidInputError
+from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler import profiling
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import link_pairs
 from collapipe.telemetry.estimates import ClusterEstimate, Estimates, HostEstimate, LinkEstimate
 from collapipe.v1.link_pb2 import MeasureLinkRequest, MeasureLinkResponse
+from collapipe.v1.plan_pb2 import ModelSpec
+from collapipe.v1.profile_pb2 import ProfileBlockResponse
 
-from .jobs import hosts
+from .jobs import hosts, job
 
 UNREACHABLE = "device-1"
 
@@ -66,6 +68,48 @@ def test_every_link_is_probed_while_no_host_takes_part_in_two_probes_at_a_time(
     assert probed.clashes == []
     for name, link in found.items():
         assert link.capacity_bps == (0.0 if name.startswith(f"{UNREACHABLE}>") else 1e6)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        MeasureLinkResponse(goodput_bps=math.nan),
+        MeasureLinkResponse(goodput_bps=math.inf),
+        MeasureLinkResponse(goodput_bps=-1.0),
+        MeasureLinkResponse(goodput_bps=1e300),
+        MeasureLinkResponse(goodput_bps=1e6, round_trip_seconds=math.nan),
+    ],
+)
+def test_link_with_an_impossible_rate_is_not_used(
+    channels: ChannelPool, monkeypatch: pytest.MonkeyPatch, answer: MeasureLinkResponse
+) -> None:
+    monkeypatch.setattr(profiling, "call", lambda *_: answer)
+    found = profiling.probe_links(hosts(), channels)
+    assert {link.capacity_bps for link in found.values()} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (ProfileBlockResponse(seconds_per_sample=math.inf), "inf as seconds_per_sample"),
+        (ProfileBlockResponse(seconds_per_sample=1e300), "1e.300 as seconds_per_sample"),
+        (ProfileBlockResponse(seconds_per_micro_batch=-1.0), "-1.0 as seconds_per_micro_batch"),
+        (ProfileBlockResponse(state_bytes=1 << 63), "as state_bytes"),
+        (ProfileBlockResponse(work_shares=[math.nan]), "nan as work_shares"),
+        (ProfileBlockResponse(stash_shares=[1.0] * 100_000), "100000 shares"),
+    ],
+)
+def test_host_with_an_impossible_profile_is_named(
+    channels: ChannelPool,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: ProfileBlockResponse,
+    words: str,
+) -> None:
+    monkeypatch.setattr(profiling, "call", lambda *_: answer)
+    config = job(more={"schedule": {"strategy": "proportional"}})
+    with pytest.raises(PeerLostError, match=f"device-0 sent .*{words}") as raised:
+        profiling.profile_hosts(config, ModelSpec(), hosts(), channels)
+    assert raised.value.host_id == "device-0"
 
 
 LINK = "device-0>device-1"
