@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from collapipe.errors import CollapipeError, NotFoundError, PeerLostError
-from collapipe.rpc import ChannelPool, call, within_silence
+from collapipe.rpc import ChannelPool, call, impossible_value, within_silence
 from collapipe.scheduler.host_registry import EDGE_SERVER
 from collapipe.telemetry.clock_offset import ClockOffset, RoundTrip, estimate_offset
 from collapipe.trace_service import recorded_spans
@@ -17,6 +17,9 @@ _ROUND_TRIPS = 8
 """The first round trip also opens the connection, so only the shortest one counts."""
 _DEADLINE_SECONDS = 5.0
 _SILENCE_SECONDS = 10.0
+_MOST_SPANS = 1 << 17
+"""Twice as many as a host keeps. Otherwise its answer could go on for ever."""
+_MOST_CHARACTERS = 1000
 
 Message = scheduler_pb2.GetTraceResponse
 
@@ -91,7 +94,15 @@ def _messages_of_host(
         host_id,
         lambda: "send its spans",
     )
+    num_spans = 0
     for answer in answers:
+        num_spans += len(answer.spans)
+        _check(answer, host_id)
+        if num_spans > _MOST_SPANS:
+            raise PeerLostError(
+                host_id,
+                f"{host_id} sent {num_spans} spans, over the limit of {_MOST_SPANS}: look at its log",
+            )
         if answer.spans:
             yield _message(host_id, answer.spans, offset, now)
 
@@ -111,4 +122,11 @@ def _message(
 def _read_clock(stub: trace_pb2_grpc.TraceServiceStub, host_id: str) -> RoundTrip:
     asked = time.perf_counter()
     answer = call(stub.ReadClock, trace_pb2.ReadClockRequest(), host_id, _DEADLINE_SECONDS)
+    _check(answer, host_id)
     return RoundTrip(asked, answer.received_seconds, answer.sent_seconds, time.perf_counter())
+
+
+def _check(answer: trace_pb2.ReadClockResponse | trace_pb2.GetSpansResponse, host_id: str) -> None:
+    """Refuses an answer of a host with values that are impossible; raises `PeerLostError`."""
+    if wrong := impossible_value(answer, _MOST_CHARACTERS):
+        raise PeerLostError(host_id, f"{host_id} sent {wrong}: look at its log")

@@ -80,6 +80,47 @@ def test_host_without_spans_of_the_round_says_so(address: str, channels: Channel
     assert all("no spans" in m.missing for m in messages)
 
 
+class Lying(Ahead):
+    """A host that tells what a test chooses, without an end."""
+
+    clock = trace_pb2.ReadClockResponse()
+    spans: tuple[Span, ...] = ()
+
+    def ReadClock(
+        self, request: trace_pb2.ReadClockRequest, context: grpc.ServicerContext
+    ) -> trace_pb2.ReadClockResponse:
+        return self.clock
+
+    def GetSpans(
+        self, request: trace_pb2.GetSpansRequest, context: grpc.ServicerContext
+    ) -> Iterator[trace_pb2.GetSpansResponse]:
+        while True:
+            yield trace_pb2.GetSpansResponse(spans=self.spans)
+
+
+@pytest.mark.parametrize(
+    ("clock", "spans", "words"),
+    [
+        (math.nan, [Span()], "nan as received_seconds"),
+        (-1.0, [Span()], "-1.0 as received_seconds"),
+        (1.0, [Span(started_seconds=math.inf)], "inf as started_seconds"),
+        (1.0, [Span(name="x" * 1001)], "1001 characters as name"),
+        (1.0, [Span(bytes=1 << 63)], "as bytes"),
+        (1.0, [Span(name="compute")] * 30_000, "150000 spans, over the limit of 131072"),
+    ],
+)
+def test_trace_goes_on_without_a_host_that_tells_what_cannot_be(
+    channels: ChannelPool, clock: float, spans: list[Span], words: str
+) -> None:
+    host = Lying()
+    host.clock = trace_pb2.ReadClockResponse(received_seconds=clock, sent_seconds=clock)
+    host.spans = tuple(spans)
+    with serving(host, trace_pb2_grpc.add_TraceServiceServicer_to_server) as address:
+        messages = list(collect_trace(ATTEMPT, PLANS, [status("a", address)], channels))
+    (missing,) = [m.missing for m in messages if m.host_id == "a" and m.missing]
+    assert missing.startswith("a sent ") and words in missing
+
+
 def span(
     start: float, end: float, name: str = "forward", track: str = "compute for cluster 0"
 ) -> Span:
