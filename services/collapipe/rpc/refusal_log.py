@@ -4,6 +4,8 @@ import logging
 import threading
 import time
 
+from collapipe.rpc.status import escaped
+
 logger = logging.getLogger(__name__)
 
 _TOLD_SECONDS = 60.0
@@ -30,4 +32,7 @@ class RefusalLog:
             if len(self._told) >= _MOST_TOLD:
                 self._told.clear()
             self._told[method, caller] = now
-        logger.warning("refused a call of %s to %s: %s", caller, method, error)
+        # The caller may have chosen a part of the text, and must not begin another line.
+        logger.warning(
+            "refused a call of %s to %s: %s", caller, method, escaped(str(error), but="")
+        )

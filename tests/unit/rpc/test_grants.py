@@ -211,6 +211,19 @@ def test_grants_from_before_the_least_number_are_refused(
         assert not refused or (str(NUMBER) in said and str(least) in said)
 
 
+def test_grant_with_the_largest_number_shuts_out_no_later_one(
+    authority: Authority, scheduler: Security, signed: SignedGrant
+) -> None:
+    device = registered(authority)
+    device.learn_least_grant(NUMBER, anew=True)
+    largest = Grant()
+    largest.CopyFrom(GRANT)
+    largest.number = (1 << 64) - 1
+    for each in (sign_grant(scheduler, largest), signed):
+        assert refused_session(device, session(each)) == ""
+    assert device.least_grant == NUMBER
+
+
 @pytest.mark.parametrize(
     ("host_id", "address", "allowed"),
     [

@@ -63,6 +63,19 @@ def test_other_role_is_refused_before_the_method_begins_and_the_log_tells_it_onc
     assert [sum(call in line for line in told) for call in calls] == [1, 1, 1, 1]
 
 
+def test_caller_cannot_write_lines_into_the_log(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    def claim(request: bytes, context: grpc.ServicerContext) -> bytes:
+        check_is_caller(context, request.decode(), Role.DEVICE_AGENT)
+        return request
+
+    with secured(authority, {"unary_unary": claim}, "device-agent:d") as served:
+        served.failure("unary_unary", b"x\nscheduler: all is well\x1b[2J")
+    (record,) = [each for each in caplog.records if "refused a call" in each.getMessage()]
+    assert "x\\nscheduler: all is well\\x1b[2J" in record.getMessage()
+
+
 def test_method_outside_the_table_is_refused(authority: Authority) -> None:
     with secured(authority, ECHO, "client:me", permissions={}) as served:
         assert "nobody" in served.refusal()
