@@ -53,12 +53,16 @@ def read_document(
         types: The types of the keys that it must have.
 
     Raises:
-        CorruptDataError: The file is not a JSON object with these keys.
+        CorruptDataError: The file cannot be read, or is not a JSON object with these keys.
     """
     try:
         document = decode_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise CorruptDataError(
+            f"{path} cannot be read ({error.strerror or error}): mend its permissions or its disk"
+        ) from error
     except ValueError as error:
         raise CorruptDataError(f"{path} is damaged ({error}): {remedy}") from error
     if not isinstance(document, dict):

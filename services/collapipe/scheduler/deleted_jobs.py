@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from collapipe.documents import read_document, sync_directory, write_document
+from collapipe.errors import CorruptDataError
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,17 @@ class DeletedJobs:
             "job_ids": [],
         }
         """Replaced as a whole, so that heartbeats need not wait for the disk."""
+        # Every answer to a heartbeat has them, so no host could go on with others.
+        for job_id in self._document["job_ids"]:
+            if not isinstance(job_id, str):
+                raise CorruptDataError(
+                    f"{self._path} is damaged ({job_id!r:.80} is no id): {_REMEDY}"
+                )
+        if not 0 <= self._document["num_deletions"] < 1 << 62:
+            number = self._document["num_deletions"]
+            raise CorruptDataError(
+                f"{self._path} is damaged (num_deletions is {number}): {_REMEDY}"
+            )
         self.finish()
 
     def take(self, directory: Path) -> None:

@@ -8,11 +8,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from collapipe.documents import read_document, write_document
+from collapipe.errors import CorruptDataError
 
 logger = logging.getLogger(__name__)
 
 _RESERVED = 60_000_000
 """How many numbers are reserved at a time: those of a minute. So the document is written at most once a minute."""
+
+
+_MOST = 1 << 62
+"""No clock gets there, and messages have room for more."""
 
 
 class GrantNumbers:
@@ -36,6 +41,10 @@ class GrantNumbers:
         self._lock = threading.Lock()
         document = read_document(self._path, self._remedy(), {"reserved": int})
         self._reserved: int = document["reserved"] if document else 0
+        if not 0 <= self._reserved < _MOST:
+            raise CorruptDataError(
+                f"{self._path} is damaged (reserved is {self._reserved}, and must be 0 to {_MOST - 1}): {self._remedy()}"
+            )
         # Without the document, grants of earlier processes may be about. They are older than the clock.
         self._last: int = max(self._reserved, self._now() - 1)
         self._attempts: dict[int, int] = {}

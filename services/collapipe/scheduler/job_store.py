@@ -31,6 +31,7 @@ from collapipe.documents import read_document, write_document
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.mistakes import first_mistake
+from collapipe.rpc.stored_messages import message_from_json
 from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.planner_state import PlannerState
@@ -50,12 +51,7 @@ def _parse_as(kind: type[Message]) -> PlainValidator:
     """Returns a validator that accepts a message of this kind, or its JSON form."""
 
     def parse(value: Any) -> Message:
-        if isinstance(value, kind):
-            return value
-        try:
-            return json_format.ParseDict(value, kind())
-        except json_format.ParseError as error:
-            raise ValueError(str(error)) from error
+        return value if isinstance(value, kind) else message_from_json(value, kind)
 
     return PlainValidator(parse)
 
@@ -84,6 +80,11 @@ class _Document(BaseModel):
 
 _D = TypeVar("_D", bound=BaseModel)
 
+_Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+_LargeCount = Annotated[int, Field(ge=0, lt=1 << 62)]
+_Time = Annotated[FiniteFloat, Field(ge=0, lt=1 << 37)]
+"""Unix time. Messages can have no later year than 9999."""
+
 
 class _Facts(NamedTuple):
     name: str
@@ -95,7 +96,7 @@ class JobDocument(_Document):
     """A job and its progress."""
 
     job_id: str
-    number: int
+    number: _Count
     """Number of jobs that were submitted before this one."""
     config_json: str
     owner: str = ""
@@ -103,27 +104,27 @@ class JobDocument(_Document):
     state: _State = scheduler_pb2.JOB_STATE_QUEUED
     """A `scheduler_pb2.JobState`."""
     message: str = ""
-    num_rounds_committed: int = 0
-    num_rounds_reached: int = 0
+    num_rounds_committed: _Count = 0
+    num_rounds_reached: _Count = 0
     """The largest `num_rounds_committed` of all attempts. Earlier rounds are repetitions. It falls if a person goes back to a
     commit without its optimizer states."""
-    attempt: int = 0
+    attempt: _Count = 0
     """Number of the last attempt, from 0. A failure, a restart of the scheduler, `--resume`, `collapipe rollback` and each use
     of the model begin another one."""
-    last_commit: tuple[int, int] = (0, 0)
+    last_commit: tuple[_Count, _Count] = (0, 0)
     """Attempt and number of rounds of the last commit that the scheduler has seen."""
-    num_rounds_restorable: int = 0
+    num_rounds_restorable: _Count = 0
     """Rounds of the restore point of this commit. A resumed job repeats the later ones."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
-    num_first_rows: list[int] = Field(default_factory=list)
+    num_first_rows: list[_Count] = Field(default_factory=list)
     """Rows of each cluster's file when the job first read it. They decide which rows are held out."""
-    reading_version: int = 0
+    reading_version: _Count = 0
     """The `READING_VERSION` that made the labels and the model. 0 if an older version of CollaPipe did, or none has yet."""
     evaluation: _Evaluation | None = None
-    submitted_at: float = 0.0
+    submitted_at: _Time = 0.0
     """Unix time. 0 if an older version took the job."""
-    ended_at: float = 0.0
+    ended_at: _Time = 0.0
     """Unix time. 0 until the job has ended."""
     stored_bytes: int = 0
     """Bytes of its weights and optimizer states on the edge server's disk, after the last commit."""
@@ -192,21 +193,21 @@ class RoundDocument(_Document):
 
     version: Literal[4] = 4
     """Format version. Increase it when an older document, its plans or its decision cannot be read."""
-    attempt: int
+    attempt: _Count
     plans: list[_Plan]
     """One for each cluster."""
     decision: dict[str, Any]
     """The document of `RoundDecision.to_json`."""
-    total_steps: int
+    total_steps: _LargeCount
     """Optimizer steps of the whole job, as the learning rate of this round takes them."""
-    late_clusters: list[int] = Field(default_factory=list)
+    late_clusters: list[_Count] = Field(default_factory=list)
     """The clusters without which the round is committed, ascending. They are stored before the commit, so that a repeated
     round has the same clusters."""
-    failed_clusters: list[int] = Field(default_factory=list)
+    failed_clusters: list[_Count] = Field(default_factory=list)
     """Those of them that have failed, and so begin their next round with new optimizer states."""
-    ended_early: dict[int, int] = Field(default_factory=dict)
+    ended_early: dict[_Count, _Count] = Field(default_factory=dict)
     """Number of mini-batches of each cluster that trained fewer than the others, by its index. Stored like `late_clusters`."""
-    total_samples: int = 0
+    total_samples: _LargeCount = 0
     """With `averaging.secure`, at least the rows of all clusters: a change is multiplied by the rows of its cluster, divided by
     this number. 0 without."""
     is_revealed: bool = False
@@ -264,11 +265,13 @@ class JobStore:
                 if document is None:
                     continue
                 document.status()  # refuses a job file of another version
-            except (CorruptDataError, InvalidInputError, ValueError, OSError) as error:
+                if document.job_id != path.parent.name:
+                    raise CorruptDataError(
+                        f"{path} is that of job {document.job_id}: restore the file of this job, or delete it"
+                    )
+            except (CorruptDataError, InvalidInputError, ValueError) as error:
                 logger.error("the job in %s is left out, the others are not: %s", path, error)
-                if isinstance(error, OSError):
-                    reason = f"{path} cannot be read ({error}): mend its permissions or its disk, and restart the scheduler"
-                elif isinstance(error, CorruptDataError):
+                if isinstance(error, CorruptDataError):
                     reason = str(error)
                 else:
                     reason = f"{path} cannot be read ({error}): use the version of CollaPipe that wrote it"

@@ -11,13 +11,16 @@ bytes, which reveal nothing new. But it may compute other ones, for example on h
 
 import math
 from functools import lru_cache
+from typing import Annotated
 
 from dp_accounting import get_epsilon_gaussian
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.v1 import scheduler_pb2
+
+_Cost = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class PrivacyAccount(BaseModel):
@@ -25,9 +28,9 @@ class PrivacyAccount(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    of_averages: float = 0.0
+    of_averages: _Cost = 0.0
     """Here z is the noise multiplier of an average."""
-    of_updates: float = 0.0
+    of_updates: _Cost = 0.0
     """Here z is the noise multiplier of the update of one cluster."""
 
     def after_rounds(self, job: JobConfig, num_rounds: int) -> "PrivacyAccount":
