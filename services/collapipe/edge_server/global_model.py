@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from google.protobuf import json_format
 from torch import Tensor
 
 from collapipe.byte_sizes import say_bytes
-from collapipe.documents import read_document, write_document
+from collapipe.documents import write_document
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
+from collapipe.edge_server.stored_documents import JobDocument, read_commit, read_job, write_commit
 from collapipe.edge_server.unit_averages import Averaged
 from collapipe.errors import (
     CorruptDataError,
@@ -89,7 +89,8 @@ class GlobalModel:
         """
         if self.is_complete():
             return
-        if (self._directory / "commit.json").exists():
+        has_commit = (self._directory / "commit.json").exists()
+        if has_commit and (self._directory / "job.json").exists():
             self._restore_frozen(job, check)
             return
         config_json = create_config_json(
@@ -102,14 +103,17 @@ class GlobalModel:
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
         if adapter.quantises_base:
             quantisation_library()  # The export needs it.
-        self._check_disk(adapter)
-        units = self._put_initial_units(adapter, job, check)
+        units = []
+        if not has_commit:
+            self._check_disk(adapter)
+            units = self._put_initial_units(adapter, job, check)
         findings = []
         if job.model.pretrained is not None:
             findings = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
         write_document(
             self._directory / "job.json",
             {
+                "job_id": job_id,
                 "model": {
                     "family": job.model.family,
                     "task": job.task.kind,
@@ -125,17 +129,22 @@ class GlobalModel:
                 "findings": [json_format.MessageToDict(to_message(each)) for each in findings],
             },
         )
+        if has_commit:  # A person has deleted the document, because it was damaged.
+            self._restore_frozen(job)
+            return
         clusters = [
             plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(job.clusters)
         ]
         initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
         initial.restore_point.CopyFrom(_without_other_commits(initial))
-        self._write_commit(initial)
+        write_commit(self._directory, initial)
 
     def is_complete(self) -> bool:
-        """Returns whether `prepare` has nothing to do: there is a commit, and all frozen weights are stored."""
-        has_commit = (self._directory / "commit.json").exists()
-        return has_commit and all(digest in self._frozen for digest in self._frozen_digests())
+        """Returns whether `prepare` has nothing to do: the documents are there, and all frozen weights are stored."""
+        has_documents = all(
+            (self._directory / name).exists() for name in ("commit.json", "job.json")
+        )
+        return has_documents and all(digest in self._frozen for digest in self._frozen_digests())
 
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""
@@ -158,7 +167,7 @@ class GlobalModel:
 
     def owner(self) -> str:
         """Returns who may export the model, such as "client:me"; "" if anybody may."""
-        return str(self._job_document().get("owner", ""))
+        return self._job_document().owner
 
     def findings(self) -> list[job_pb2.Finding]:
         """Returns what a person should know about how the pretrained weights are used.
@@ -169,7 +178,7 @@ class GlobalModel:
         try:
             return [
                 json_format.ParseDict(each, job_pb2.Finding(), ignore_unknown_fields=True)
-                for each in self._job_document().get("findings", [])
+                for each in self._job_document().findings
             ]
         except (json_format.ParseError, AttributeError, TypeError) as error:
             raise CorruptDataError(
@@ -213,13 +222,13 @@ class GlobalModel:
         return {unit.frozen_digest for unit in self.commit().global_units} - {""}
 
     def commit(self) -> plan_pb2.Commit:
-        """Returns the last commit; raises `NotFoundError`."""
-        document = read_document(self._directory / "commit.json")
-        if document is None:
+        """Returns the last commit; raises `NotFoundError` or `CorruptDataError`."""
+        commit = read_commit(self._directory)
+        if commit is None:
             raise NotFoundError(
                 f"the edge server has no commit of job {self._directory.name}: submit the job first"
             )
-        return json_format.ParseDict(document, plan_pb2.Commit())
+        return commit
 
     def unit_bytes(self) -> list[int]:
         """Returns the size of the trained weights of each unit; raises `NotFoundError`."""
@@ -252,7 +261,7 @@ class GlobalModel:
 
     def averaging(self) -> AveragingConfig:
         """Returns how the clusters are averaged; raises `NotFoundError`."""
-        return AveragingConfig.model_validate(self._job_document().get("averaging", {}))
+        return self._job_document().averaging
 
     def weights_before(self, attempt: plan_pb2.Attempt, unit_index: int) -> Path:
         """Returns the file of a unit's weights with which an attempt at a round began; raises `NotFoundError`."""
@@ -262,7 +271,7 @@ class GlobalModel:
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
         """Returns the model and its number of blocks; raises `NotFoundError`."""
         document = self._job_document()
-        return plan_pb2.ModelSpec(**document["model"]), int(document["num_blocks"])
+        return plan_pb2.ModelSpec(**document.model.model_dump()), document.num_blocks
 
     def commit_round(
         self,
@@ -305,7 +314,7 @@ class GlobalModel:
                 last.restore_point.CopyFrom(last.candidate)
                 last.ClearField("candidate")
                 _set_history(last, list(last.history), keep_commits, keep_furthest=keep_furthest)
-                self._write_commit(last)
+                write_commit(self._directory, last)
                 self._delete_unreferenced_blobs(last)
             return last
         self.check_is_next(attempt)
@@ -371,7 +380,7 @@ class GlobalModel:
         if is_candidate:
             store_moments(commit)
             commit.candidate.CopyFrom(_without_other_commits(commit))
-        self._write_commit(commit)
+        write_commit(self._directory, commit)
         self._delete_unreferenced_blobs(commit)
         return commit
 
@@ -421,7 +430,7 @@ class GlobalModel:
                 # protobuf ends the process if a message is copied into its own field.
                 commit.restore_point.CopyFrom(_without_other_commits(commit))
         commit.history.extend(one for one in last.history if one.num_rounds < num_rounds)
-        self._write_commit(commit)
+        write_commit(self._directory, commit)
         self._delete_unreferenced_blobs(commit)
         return commit
 
@@ -455,15 +464,15 @@ class GlobalModel:
         document = self._job_document()
         model_spec, _ = self.model_spec()
         adapter = adapter_for(model_spec.family, model_spec.task, model_spec.config_json)
-        base = document.get("adapter_base")
+        base = document.adapter_base
         if merged or base is None:
             with TensorsOnDisk(self._directory):
                 model = join_model(adapter, self._states(adapter))
                 model.save_pretrained(directory, max_shard_size=_SHARD_BYTES)
         else:
             save_lora(adapter, self._states(adapter), directory, base)
-        vocabulary = self._store.read_checked(document["vocabulary_digest"])
-        write_tokenizer_files(directory, vocabulary, model_spec.family, document["max_length"])
+        vocabulary = self._store.read_checked(document.vocabulary_digest)
+        write_tokenizer_files(directory, vocabulary, model_spec.family, document.max_length)
 
     def _states(self, adapter: ModelAdapter) -> Iterator[dict[str, Tensor]]:
         """Yields the state of each unit."""
@@ -475,17 +484,14 @@ class GlobalModel:
                 state |= {names[name]: tensor for name, tensor in frozen.items()}
             yield state
 
-    def _job_document(self) -> dict[str, Any]:
-        document = read_document(self._directory / "job.json")
+    def _job_document(self) -> JobDocument:
+        document = read_job(self._directory)
         if document is None:
             raise NotFoundError(
-                f"the edge server does not know job {self._directory.name}: `collapipe jobs list` lists the jobs"
+                f"the edge server does not know job {self._directory.name}: `collapipe jobs list` lists the jobs; if it is among them, "
+                "resume it"
             )
         return document
-
-    def _write_commit(self, commit: plan_pb2.Commit) -> None:
-        document = json_format.MessageToDict(commit, preserving_proto_field_name=True)
-        write_document(self._directory / "commit.json", document)
 
     def _delete_unreferenced_blobs(self, commit: plan_pb2.Commit) -> None:
         units: list[plan_pb2.UnitState] = []
@@ -494,7 +500,7 @@ class GlobalModel:
             for cluster in kept.clusters:
                 units.extend(cluster.units)
         keep = {digest for unit in units for digest in (unit.weights_digest, unit.optimizer_digest)}
-        self._store.keep_only(keep | {self._job_document()["vocabulary_digest"]})
+        self._store.keep_only(keep | {self._job_document().vocabulary_digest})
 
 
 def _began_with(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> plan_pb2.Commit:

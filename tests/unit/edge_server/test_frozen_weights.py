@@ -80,7 +80,7 @@ def test_adapter_is_exported_if_it_gives_the_trained_model(
     is_adapter: bool,
 ) -> None:
     edge.model.export(tmp_path / "pretrained")
-    edge.directory = tmp_path / "another"
+    edge.directory = tmp_path / "another" / "job"
     edge.restart()
     settings = None if lora is None else LoraConfig(**lora)
     edge.prepare(config=config, pretrained=str(tmp_path / "pretrained"), lora=settings)

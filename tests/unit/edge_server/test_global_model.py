@@ -86,7 +86,7 @@ def test_initial_commit_gives_every_cluster_the_same_model(edge: Edge) -> None:
 def test_initial_weights_depend_on_the_seed_alone(
     edge: Edge, tmp_path: Path, vocabulary: bytes
 ) -> None:
-    same, other = (Edge(tmp_path / str(seed), vocabulary).prepare(seed) for seed in (0, 1))
+    same, other = (Edge(tmp_path / str(seed) / "job", vocabulary).prepare(seed) for seed in (0, 1))
     first = digests(edge.model.commit().global_units)
     assert digests(same.global_units) == first
     assert not {*digests(other.global_units)} & {*first}
@@ -107,7 +107,7 @@ def test_disk_that_cannot_hold_the_first_commit_is_refused_before_anything_is_ma
     edge: Edge, tmp_path: Path, vocabulary: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = edge.model.stored_bytes() - len(vocabulary)  # With a header for each unit.
-    small = Edge(tmp_path / "small", vocabulary)
+    small = Edge(tmp_path / "small" / "job", vocabulary)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=trained))
     with pytest.raises(InfeasibleError, match="small"):
         small.prepare()

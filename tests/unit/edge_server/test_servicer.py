@@ -194,7 +194,9 @@ def test_pushes_of_a_job_are_dropped_when_another_job_takes_one_of_its_clusters(
     servicer: EdgeServerServicer, tmp_path: Path
 ) -> None:
     for name in ("left", "right", "next"):
-        shutil.copytree(tmp_path / "jobs" / "job", tmp_path / "jobs" / name)
+        copied = shutil.copytree(tmp_path / "jobs" / "job", tmp_path / "jobs" / name)
+        for path in copied.glob("*.json"):
+            path.write_text(path.read_text().replace('"job_id": "job"', f'"job_id": "{name}"'))
     servicer._expect_pushes("left", frozenset({0, 1}))
     servicer._expect_pushes("right", frozenset({2}))
     left, right = servicer._pushed_units("left"), servicer._pushed_units("right")
