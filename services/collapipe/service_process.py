@@ -155,15 +155,13 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             threading.Thread(target=_exit_with_parent, args=arguments, daemon=True).start()
         metrics_address = serve_metrics(settings.metrics_listen, settings.security)
         running = start(settings, metrics_address)
-    except CollapipeError as error:
+        if settings.ready_file is not None:
+            addresses = {"address": running.address, "metrics_address": metrics_address}
+            write_document(settings.ready_file, {**addresses, "pid": os.getpid()})
+    except (CollapipeError, OSError) as error:
         print(f"{service}: {error}", file=sys.stderr)
         # After status 2, systemd does not restart: a restart would not correct the operator's mistake.
         sys.exit(2 if isinstance(error, InvalidInputError) else 1)
-    if settings.ready_file is not None:
-        write_document(
-            settings.ready_file,
-            {"address": running.address, "metrics_address": metrics_address, "pid": os.getpid()},
-        )
     logger.info("serving on %s, metrics on %s", running.address, metrics_address or "no address")
     if presented is None:
         logger.info("plain text: everybody who can reach this service may use it")

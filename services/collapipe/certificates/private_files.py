@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
 from collapipe.certificates.pki import Chain
-from collapipe.documents import sync_directory
+from collapipe.documents import name_full_disk, sync_directory
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 T = TypeVar("T")
@@ -28,25 +28,32 @@ EVERYBODY_READS = 0o644
 def write_file(path: Path, data: bytes, mode: int = EVERYBODY_READS) -> None:
     """Replaces a file atomically and durably.
 
-    Unlike `collapipe.documents`, this sets the permissions before it writes. Several processes may write at a
-    time.
-
     Raises:
         InvalidInputError: The file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with file_errors(path):
-        try:
+        replace_file(path, data, mode)
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Does the same as `write_file`; raises `OSError`.
+
+    Unlike `collapipe.documents`, this sets the permissions before it writes. Several processes may write at a
+    time.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with name_full_disk(path):
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with open(descriptor, "wb") as file:
                 os.fchmod(descriptor, mode)  # The umask may have removed permissions.
                 file.write(data)
                 file.flush()
                 os.fsync(descriptor)
-            os.replace(temporary, path)
-            sync_directory(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

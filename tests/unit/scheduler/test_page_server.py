@@ -1,5 +1,6 @@
 """The server of the page: who may see it and act on it, its limits, its headers, and what it refuses."""
 
+import errno
 import http.client
 import json
 import re
@@ -57,11 +58,33 @@ def test_cookie_outlives_a_restart_but_neither_its_time_nor_a_change(
     later, shorter = f"{int(expires) + 1}.{signature}", f"{expires}.{signature[:-1]}"
     for other in (later, shorter, "", ".", "a.b", "é.é"):
         assert not again.knows(other)
-    (tmp_path / "page-secret").write_bytes(b"")  # The process ended before it wrote.
-    assert not Links(URL, tmp_path).knows(cookie)
+    for cut in (
+        b"",
+        b"a",
+    ):  # The process or the disk ended before all was written. One byte could be guessed.
+        (tmp_path / "page-secret").write_bytes(cut)
+        assert not Links(URL, tmp_path).knows(cookie)
+        assert len((tmp_path / "page-secret").read_bytes()) == 32
     now = time.time()
     monkeypatch.setattr(access.time, "time", lambda: now + 31 * 86_400)
     assert not again.knows(cookie)
+
+
+def test_link_goes_on_working_after_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = Links(URL, tmp_path)
+    key = present_key(tmp_path)
+
+    def refuse(path: Path, document: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as full:
+        full.setattr(access, "write_document", refuse)
+        with pytest.raises(OSError, match=LINK_FILE):
+            links.exchange(key)
+    assert present_key(tmp_path) == key
+    assert links.exchange(key) is not None
 
 
 def test_loopback() -> None:

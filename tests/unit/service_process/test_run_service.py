@@ -1,5 +1,6 @@
 """A service from its start to its end, in this process."""
 
+import errno
 import json
 import os
 import resource
@@ -100,6 +101,10 @@ def lose() -> None:
     raise PeerLostError("device-1", "device-1 was lost")
 
 
+def fill() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/state/page.json")
+
+
 @pytest.mark.parametrize(
     ("arguments", "start", "said", "status"),
     [
@@ -108,8 +113,10 @@ def lose() -> None:
         (["--metrics-listen", "nowhere"], None, "nowhere", 2),
         ([], refuse, "nothing can be served here", 2),
         ([], lose, "device-1 was lost", 1),
+        ([], fill, "No space left on device: '/state/page.json'", 1),
+        (["--ready-file", "/dev/null/ready"], lambda: None, "/dev/null", 1),
     ],
-    ids=["value", "flag", "metrics", "refusal", "loss"],
+    ids=["value", "flag", "metrics", "refusal", "loss", "disk", "ready file"],
 )
 @pytest.mark.usefixtures("calls")
 def test_process_that_cannot_serve_says_why_in_one_line(

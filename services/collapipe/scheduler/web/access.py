@@ -19,6 +19,7 @@ from cryptography import x509
 
 from collapipe.certificates import Identity
 from collapipe.certificates.identity import PEOPLE
+from collapipe.certificates.private_files import OWNER_ONLY, replace_file
 from collapipe.documents import write_document
 from collapipe.rpc import Security, owns
 
@@ -26,6 +27,7 @@ LINK_FILE = "page.json"
 """The file in the state directory with the address and the present link of the page."""
 
 _SECRET_FILE = "page-secret"
+_SECRET_BYTES = 32
 _SESSION_SECONDS = 30 * 86_400
 
 
@@ -86,8 +88,10 @@ class Links:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def _make_link(self) -> None:
-        self._key = secrets.token_urlsafe(24)
-        write_private(self._file, {"url": self._url, "link": f"{self._url}#key={self._key}"})
+        key = secrets.token_urlsafe(24)
+        # If the disk is full, the link in the file goes on working.
+        write_private(self._file, {"url": self._url, "link": f"{self._url}#key={key}"})
+        self._key = key
 
 
 def write_private(path: Path, document: dict[str, str]) -> None:
@@ -99,15 +103,10 @@ def write_private(path: Path, document: dict[str, str]) -> None:
 
 def _secret(path: Path) -> bytes:
     """Returns the key that signs cookies. The first process makes it."""
-    try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        if secret := path.read_bytes():
-            return secret
-        descriptor = os.open(path, os.O_WRONLY)  # The process that made it died before it wrote.
-    secret = secrets.token_bytes(32)
-    with open(descriptor, "wb") as file:
-        file.write(secret)
+    secret = path.read_bytes() if path.exists() else b""
+    if len(secret) != _SECRET_BYTES:  # A cut secret could be guessed.
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        replace_file(path, secret, OWNER_ONLY)
     return secret
 
 

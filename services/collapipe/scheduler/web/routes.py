@@ -145,7 +145,13 @@ class _Routes:
         """Gives a cookie for the key of the link."""
         links = self._access.links
         key = (await _body(request)).get("key")
-        cookie = links.exchange(key) if links is not None and isinstance(key, str) else None
+        try:
+            cookie = links.exchange(key) if links is not None and isinstance(key, str) else None
+        except OSError as error:
+            return _error(
+                503,
+                f"the next address cannot be stored ({error}): make room on the disk of the scheduler",
+            )
         if cookie is None:
             return _error(
                 403, "this address was used before, or the scheduler has made another one"
