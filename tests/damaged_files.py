@@ -13,14 +13,12 @@ _WRONG = [-1, 1 << 70, math.nan, math.inf, 1e308, "x", None, [], {}, [1], {"a": 
 
 def damage(path: Path) -> Iterator[str]:
     """Damages a file in one way after the other, and yields how. At the end, the file is as it was."""
+    yield from flip(path)
     data = path.read_bytes()
-    flipped = bytearray(data)
-    flipped[len(data) // 2] ^= 1 << 7
     for how, damaged in (
         ("cut to half", data[: len(data) // 2]),
         ("cut to nothing", b""),
         ("zeros", bytes(len(data))),
-        ("a flipped bit", bytes(flipped)),
     ):
         path.write_bytes(damaged)
         yield how
@@ -28,6 +26,16 @@ def damage(path: Path) -> Iterator[str]:
     path.mkdir()
     yield "a directory"
     shutil.rmtree(path)
+    path.write_bytes(data)
+
+
+def flip(path: Path) -> Iterator[str]:
+    """Flips a bit in the middle of a file, and yields once. At the end, the file is as it was."""
+    data = path.read_bytes()
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1 << 5
+    path.write_bytes(flipped)
+    yield "a flipped bit"
     path.write_bytes(data)
 
 

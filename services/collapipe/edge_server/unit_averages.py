@@ -24,6 +24,7 @@ from collapipe.errors import CollapipeError, CorruptDataError
 from collapipe.job import AveragingConfig
 from collapipe.secure_aggregation.fixed_point import from_ring
 from collapipe.secure_aggregation.masks import MaskKeys, MaskStream
+from collapipe.weights.blob_store import check_file
 from collapipe.weights.delta_codecs import decode_delta
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors, read_layout
 
@@ -54,8 +55,9 @@ def average_unit(
     """Averages one unit into a file, one slice of a tensor after the other.
 
     Args:
-        before: The global weights of the unit with which the round began.
+        before: The global weights of the unit with which the round began, in a file that is named by their digest.
     """
+    check_file(before)  # Otherwise a cluster would be blamed for its damage.
     weights = []
     norms: dict[str, float] = {}
     for push in pushes:
@@ -117,6 +119,7 @@ def average_masked_unit(
     Raises:
         CorruptDataError: A change has other tensors than the unit or refers to other weights, or a mask is left.
     """
+    check_file(before)
     num_samples = sum(push.num_samples for push in pushes)
     checksum, stream = hashlib.sha256(), MaskStream(masks)
     with ExitStack() as stack, name_full_disk(target):

@@ -1,5 +1,6 @@
 """One stage in one attempt at a round, from its configuration to its prepared state."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,8 @@ from collapipe.tensors.frames import TOWARDS_EMBEDDING, TOWARDS_HEAD
 from collapipe.v1 import edge_server_pb2, plan_pb2, stage_pb2, stage_pb2_grpc
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.transfer import fetch_blob, push_unit, store_blob
+
+logger = logging.getLogger(__name__)
 
 _OPENING_SHARE = 0.8
 """The next stage has to accept a stream within this share of the allowed silence. So a cut link is noticed by the stage before it,
@@ -172,7 +175,12 @@ class StageSession:
             go_on()
             self._phase = f"fetch unit {unit_index}"
             if store is not None and digest in store:
-                return store.read_checked(digest)
+                try:
+                    return store.read_checked(digest)
+                except CorruptDataError as error:
+                    if not addresses[digest]:
+                        raise
+                    logger.warning("unit %d is fetched from another host: %s", unit_index, error)
             with fetching(unit_index) as moved:
                 data = fetch_blob(
                     resources.channels,

@@ -127,7 +127,8 @@ def fetch_blob(
             kept.append(piece)
         if checksum.hexdigest() != digest:
             raise CorruptDataError(
-                f"blob {digest} arrived garbled from {address}: run the round again"
+                f"blob {digest} arrived garbled from {address}: run the round again; if this comes back, the file of this name in "
+                "the --state-dir there is damaged, so restore it, or go back to an earlier commit with `collapipe rollback`"
             )
         return b"".join(kept)
 

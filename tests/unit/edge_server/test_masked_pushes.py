@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damaged_files import flip
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -45,7 +46,7 @@ class Clusters:
     def __init__(self, folder: Path) -> None:
         self.train()
         self.base = TensorBlob(Layer().state_dict())
-        self.base_path = folder / "base"
+        self.base_path = folder / self.base.digest
         self.base_path.write_bytes(b"".join(self.base.read()))
         self.pushed = PushedUnits(
             folder / "pushed",
@@ -231,3 +232,13 @@ def test_digest_of_a_masked_upload_is_not_that_of_the_weights(clusters: Clusters
     assert isinstance(sealed, StateDigests)
     assert upload.base_digest == clusters.base.digest
     assert upload.blob.digest not in (sealed.weights, clusters.base.digest)
+
+
+def test_damaged_weights_of_before_are_not_in_the_average(clusters: Clusters) -> None:
+    masks = clusters.masks()
+    states = [clusters.push(one) for one in masks]
+    removed = unmasking(masks, [0, 1, 2])
+    for how in flip(clusters.base_path):
+        with pytest.raises(CorruptDataError, match=str(clusters.base_path)) as refused:
+            clusters.average(states, removed, attempt=0)
+        assert refused.value.cluster_index is None, how

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from damaged_files import flip
 from torch import Tensor
 
 from collapipe.edge_server import push_stream
@@ -32,7 +33,7 @@ def pushed(tmp_path: Path) -> PushedUnits:
 
 
 def pushed_units_of(tmp_path: Path, num_clusters: int = 2, rule: str = "mean") -> PushedUnits:
-    path = tmp_path / "base"
+    path = tmp_path / BASE.digest
     path.write_bytes(b"".join(BASE.read()))
 
     def find_base(unit_index: int, digest: str) -> Path:
@@ -343,6 +344,16 @@ def test_poisoned_cluster_moves_no_robust_average_far(tmp_path: Path, rule: str)
     change = load_tensors(average.path.read_bytes())["large"] - tensors_of(9)["large"]
     assert float(change.min()) > 0.9
     assert float(change.max()) < 1.4
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped_mean"])
+def test_no_cluster_is_blamed_for_damaged_weights_of_before(tmp_path: Path, rule: str) -> None:
+    pushed = pushed_units_of(tmp_path, 2, rule)
+    for _ in flip(tmp_path / BASE.digest):
+        states = [push(pushed, cluster, blob_of(cluster)) for cluster in range(2)]
+        with pytest.raises(CorruptDataError, match=BASE.digest) as refused:
+            average_of(pushed, states)
+        assert refused.value.cluster_index is None
 
 
 def test_bytes_that_are_no_tensors_are_refused(tmp_path: Path) -> None:

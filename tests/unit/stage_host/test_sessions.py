@@ -3,6 +3,7 @@ import re
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from collapipe.v1.stage_pb2 import (
     RunStep,
     UpdatePrivacy,
 )
+from collapipe.weights.blob_store import JobStores
 from collapipe.weights.transfer import fetch_blob
 
 from .stage_hosts import Session, StageHost, activation_frame, train
@@ -54,6 +56,17 @@ def test_missing_units_are_fetched_and_then_reused(host: StageHost) -> None:
     assert first.fetched_bytes > 4000
     second = host.open(host.configure(1)).expect("configured").configured
     assert (second.reused_units, second.fetched_bytes) == (4, 0)
+
+
+def test_damaged_unit_on_the_disk_is_fetched_from_another_host(
+    host: StageHost, tmp_path: Path
+) -> None:
+    host.resources._stores = JobStores(tmp_path)
+    store = host.resources._stores.store("job")
+    for state in host.configuration.units:
+        store.path(state.weights_digest).write_bytes(b"damaged")
+    configured = host.open(host.configure()).expect("configured").configured
+    assert configured.fetched_bytes > 4000
 
 
 def test_finished_round_is_named_served_and_reused(host: StageHost) -> None:

@@ -36,6 +36,7 @@ def test_blob_is_stored_once_under_its_digest(store: BlobStore, tmp_path: Path) 
         store.put(DIGEST, [b"other"])
     store.put(DIGEST, [DATA])
     arrived, new = tmp_path / "arrived", hashlib.sha256(b"new").hexdigest()
+    store.path(DIGEST).write_bytes(b"damaged")  # What arrives was checked, so it is better.
     for digest, data in ((DIGEST, DATA), (new, b"new")):
         arrived.write_bytes(data)
         store.adopt(digest, arrived)
