@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 
-from collapipe.rpc.status import escaped
+from collapipe.printable import printable
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,4 @@ class RefusalLog:
                 self._told.clear()
             self._told[method, caller] = now
         # The caller may have chosen a part of the text, and must not begin another line.
-        logger.warning(
-            "refused a call of %s to %s: %s", caller, method, escaped(str(error), but="")
-        )
+        logger.warning("refused a call of %s to %s: %s", caller, method, printable(str(error)))

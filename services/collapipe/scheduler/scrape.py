@@ -90,6 +90,8 @@ class ScrapeSource:
             )
         self._limit_seconds = max(interval_seconds, _LEAST_LIMIT_SECONDS)
         self.pass_seconds = 0.0
+        # If the clock of this machine is set, the times of samples must not jump: rates are computed from them.
+        self._offset = time.time() - time.monotonic()
         self._hosts = hosts
         self._known = known
         self._known_now = KnownHosts([])
@@ -115,6 +117,9 @@ class ScrapeSource:
     @property
     def max_gap_seconds(self) -> float:
         return self._limit_seconds + _MOST_PAUSE_SECONDS + self.pass_seconds
+
+    def now(self) -> float:
+        return self._offset + time.monotonic()
 
     def window(self, start: float, end: float) -> Sequence[Series]:
         if not self._thread.is_alive():
@@ -149,7 +154,7 @@ class ScrapeSource:
                     self._pages.submit(self._scrape, hosts[address], address, one)
                     if self._closed.wait(1 / _PAGES_PER_SECOND):
                         return
-            self._forget_old(time.time())
+            self._forget_old(self.now())
             due = max(due + self._interval_seconds, time.monotonic())
 
     def _scrape(self, host_id: str, address: str, scraped: _Scraped) -> None:
@@ -183,7 +188,7 @@ class ScrapeSource:
     def _scrape_page(self, host_id: str, address: str) -> float:
         """Returns how long the host says that it needed, in seconds."""
         # As Prometheus does: the time of a sample is the start of its scrape, in whole milliseconds.
-        started = round(time.time(), 3)
+        started = round(self.now(), 3)
         stub = telemetry_pb2_grpc.TelemetryServiceStub(self._channels.channel(address))
         answer = call(stub.GetMetrics, _REQUEST, host_id, self._limit_seconds)
         page, dropped = read_page(answer, host_id, address, self._known_now)
@@ -202,7 +207,8 @@ class ScrapeSource:
                         continue  # Labels, or ports, that change with every page would fill the memory.
                     self._num_kept[owner] += 1
                 points = self._kept.setdefault(key, deque())
-                if not points or points[-1][0] < started:  # Otherwise the clock was set back.
+                # Another page may have begun in this millisecond.
+                if not points or points[-1][0] < started:
                     points.append((started, value))
                     self._num_samples[owner] += 1
         return answer.seconds
@@ -213,8 +219,6 @@ class ScrapeSource:
                 num_before = len(points)
                 while points and points[0][0] < now - self._keep_seconds:
                     points.popleft()
-                while points and points[-1][0] > now:  # The clock was set back.
-                    points.pop()
                 owner = self._owners[key[0]]
                 self._num_samples[owner] -= num_before - len(points)
                 if not points:

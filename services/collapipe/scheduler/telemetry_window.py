@@ -1,8 +1,7 @@
 """Turns the telemetry of a time window into estimates."""
 
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collapipe.errors import CollapipeError
@@ -40,12 +39,14 @@ class Telemetry:
 
     Args:
         interval_seconds: Least time between two scrapes of a host.
-        now: Clock of the samples, in Unix seconds.
     """
 
     source: TelemetrySource
     interval_seconds: float
-    now: Callable[[], float] = time.time
+
+    def now(self) -> float:
+        """Returns the present time on the clock of the samples, in Unix seconds."""
+        return self.source.now()
 
     def estimates(
         self, hosts: JobHosts, knowledge: Knowledge, since: float, earliest: float
@@ -55,10 +56,12 @@ class Telemetry:
         Args:
             since: Desired start of the window. It starts earlier if it would be shorter than `MIN_SCRAPES`
                 scrapes.
-            earliest: The window never starts before this time.
+            earliest: The window never starts before this time, unless the clock was set back to an earlier one.
         """
         end = self.now()
         min_seconds = MIN_SCRAPES * max(self.interval_seconds, self.source.pass_seconds)
+        if earliest > end:
+            earliest = end - min_seconds
         try:
             series = self.source.window(max(earliest, min(since, end - min_seconds)), end)
         except CollapipeError as error:

@@ -1,5 +1,6 @@
 """A job, its hosts and their telemetry, a planner, and gRPC servers, for tests of the scheduler."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,7 @@ class Source:
     pass_seconds: float = 0.0
     series: Sequence[Series] | None = None
     asked: list[tuple[float, float]] = field(default_factory=list)
+    now: Callable[[], float] = time.time
 
     def window(self, start: float, end: float) -> Sequence[Series]:
         self.asked.append((start, end))
@@ -173,8 +175,9 @@ class Rounds:
         **options: Any,
     ) -> None:
         self.hosts = of or hosts()
-        self.source, self.clock = Source(), Clock()
-        telemetry = Telemetry(self.source, 1.0, self.clock)
+        self.clock = Clock()
+        self.source = Source(now=self.clock)
+        telemetry = Telemetry(self.source, 1.0)
         known = known or knowledge(self.hosts)
         self.planner = Planner(config or job(), SIZES, self.hosts, known, telemetry, **options)
 

@@ -47,11 +47,12 @@ class World:
     cancelled: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.source.now = self.clock
         self.registry = HostRegistry(self.clock)
         self.snapshots = self.read()
 
     def read(self) -> Snapshots:
-        rates = RateReader(Telemetry(self.source, 1.0, self.clock), self.registry)
+        rates = RateReader(Telemetry(self.source, 1.0), self.registry)
         return Snapshots(self.registry, self.jobs, self, rates)
 
     def log(self, job_id: str) -> EventLog | None:

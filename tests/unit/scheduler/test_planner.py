@@ -178,9 +178,21 @@ def test_budget_pays_for_idle_power_during_the_whole_round() -> None:
     assert rounds.known.backlogs["device-0"] == pytest.approx((2.0 + 0.2 * 10.0) / 0.5 - 1)
 
 
+def test_telemetry_goes_on_when_the_clock_was_set_back() -> None:
+    """The clock of Prometheus is that of the machine."""
+    rounds = Rounds()
+    rounds.run()
+    rounds.clock.now -= 900
+    rounds.run(1)
+    rounds.clock.now += 10
+    rounds.decide(2)
+    start, end = rounds.source.asked[-1]
+    assert end == rounds.clock.now and 4 <= end - start <= 20
+
+
 def restart(stored: PlannerState, of: JobHosts, config: JobConfig | None = None) -> Planner:
     """Makes a planner from a stored state, which may profile no host."""
-    telemetry = Telemetry(Source(), 1.0, Clock())
+    telemetry = Telemetry(Source(now=Clock()), 1.0)
     return Planner.for_job(config or job(), None, SIZES, of, None, telemetry, stored)  # type: ignore[arg-type]
 
 

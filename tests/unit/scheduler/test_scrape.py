@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,7 +46,7 @@ class Simulation:
     """A source that scrapes simulated hosts on a simulated clock. The id of a host is its address."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, channels: ChannelPool) -> None:
-        self.clock = Clock()
+        self.clock, self.set_by = Clock(), 0.0
         self.hosts: dict[str, Answer] = {}
         self.asked: list[str] = []
         self._end, self._is_closed = 0.0, False
@@ -59,7 +60,11 @@ class Simulation:
         threads = SimpleNamespace(
             Lock=threading.Lock, Event=lambda: event, Thread=lambda **_: thread
         )
-        monkeypatch.setattr(scrape, "time", SimpleNamespace(time=self.clock, monotonic=self.clock))
+        monkeypatch.setattr(
+            scrape,
+            "time",
+            SimpleNamespace(time=lambda: self.clock() + self.set_by, monotonic=self.clock),
+        )
         monkeypatch.setattr(scrape, "threading", threads)
         monkeypatch.setattr(scrape, "ThreadPoolExecutor", lambda *_: pages)
         monkeypatch.setattr(scrape, "call", self._call)
@@ -111,6 +116,20 @@ def test_samples_are_kept_in_order_with_the_labels_of_services(simulation: Simul
     # A window includes both of its ends.
     assert simulation.source.window(1001.0, 1002.0)[0].points == found.points[1:3]
     assert simulation.source.window(998.0, 999.0) == []
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_clock_that_is_set_changes_no_time_between_samples(
+    simulation: Simulation, hours: int
+) -> None:
+    simulation.hosts["a"] = lambda: page(len(simulation.asked))
+    simulation.run(2.5)
+    simulation.set_by = 3600.0 * hours
+    simulation.run(2.5)
+    (found,) = simulation.source.window(0.0, simulation.source.now())
+    times = [at for at, _ in found.points]
+    assert len(times) == 6
+    assert max(later - before for before, later in pairwise(times)) <= 1.5
 
 
 def test_real_hosts_that_hang_or_do_not_run_do_not_hold_up_others(channels: ChannelPool) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import ssl
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -84,6 +85,9 @@ class PrometheusSource:
         self._timeout_seconds = timeout_seconds
         self._known = known
         self._dropped = DroppedSamples(self.name)
+
+    def now(self) -> float:
+        return time.time()
 
     def window(self, start: float, end: float) -> Sequence[Series]:
         # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some

@@ -83,8 +83,11 @@ class TelemetrySource(Protocol):
     def pass_seconds(self) -> float:
         """Time in which the source scrapes all hosts once, if they are many; else less than the interval."""
 
+    def now(self) -> float:
+        """Returns the present time on the clock of the samples, in Unix seconds."""
+
     def window(self, start: float, end: float) -> Sequence[Series]:
-        """Returns every sample of the metrics in `NEEDED` from `start` to `end`, in Unix seconds, both included.
+        """Returns every sample of the metrics in `NEEDED` from `start` to `end`, by the clock of `now`, both included.
 
         Each series has at least one point. A host that did not answer has a gap or no series.
 
