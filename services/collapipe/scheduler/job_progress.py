@@ -1,7 +1,6 @@
 """What a job has reached: its document on the disk, and the events that clients watch."""
 
 import logging
-import time
 from typing import Any
 
 from collapipe.errors import CorruptDataError
@@ -90,7 +89,7 @@ class JobProgress:
         self.document.trouble = scheduler_pb2.JobTrouble()
         outcome = scheduler_pb2.JobState.Name(state).removeprefix("JOB_STATE_").lower()
         metrics.JOBS_ENDED.labels(outcome).inc()
-        self.document.ended_at = time.time()
+        self.jobs.note_end(self.document)
         try:
             self.set_state(state, message)
         except OSError:

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -126,6 +127,9 @@ class JobDocument(_Document):
     """Unix time. 0 if an older version took the job."""
     ended_at: _Time = 0.0
     """Unix time. 0 until the job has ended."""
+    num_ended: _Count = 0
+    """How many jobs had ended when it ended, itself included. So their order does not depend on the clock. 0 if an older version
+    stored it."""
     stored_bytes: int = 0
     """Bytes of its weights and optimizer states on the edge server's disk, after the last commit."""
     privacy: PrivacyAccount = PrivacyAccount()
@@ -255,6 +259,8 @@ class JobStore:
         self._directory = directory / "jobs"
         self._lock = threading.RLock()
         self._jobs: dict[str, JobDocument] = {}
+        self._unsaved: set[str] = set()
+        """Ids of the jobs whose last change could not be stored."""
         self._unreadable: dict[str, str] = {}
         """What is wrong with the document of each job that is left out, by its id."""
         self.deleted = DeletedJobs(directory)
@@ -296,11 +302,11 @@ class JobStore:
             if document.is_of_other_reading:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
                 document.message = _say_other_reading(document)
-                document.ended_at = time.time()
+                self.note_end(document)
             elif abandon:
                 document.state = scheduler_pb2.JOB_STATE_FAILED
                 document.message = "the scheduler ended while the job ran: resume it"
-                document.ended_at = time.time()
+                self.note_end(document)
             else:
                 document.state = scheduler_pb2.JOB_STATE_QUEUED
                 document.message = "the scheduler was started again"
@@ -310,6 +316,11 @@ class JobStore:
             except OSError:  # The next change of the job stores it, too.
                 logger.exception("the state of job %s could not be stored", document.job_id)
         return [document for document in unfinished if not document.has_ended]
+
+    def note_end(self, document: JobDocument) -> None:
+        """Notes in the document of a job that the job has ended now."""
+        document.ended_at = time.time()
+        document.num_ended = 1 + max((job.num_ended for job in self.all()), default=0)
 
     def create(self, config: JobConfig, owner: str = "") -> JobDocument:
         document = JobDocument(
@@ -442,6 +453,7 @@ class JobStore:
             self.check_has_ended(job_id)
             self.deleted.take(self._directory / job_id)
             del self._jobs[job_id]
+            self._unsaved.discard(job_id)
         logger.info("job %s was deleted: %s", job_id, reason)
         self.deleted.finish()
 
@@ -495,7 +507,22 @@ class JobStore:
         """Stores a job, unless it was deleted."""
         with self._lock:
             if document.job_id in self._jobs:
+                self._unsaved.add(document.job_id)
                 self._write(document)
+                self._unsaved.discard(document.job_id)
+
+    @property
+    def has_unsaved_ends(self) -> bool:
+        """Whether a job has ended, but a full disk prevented storing that. After a restart, it would go on."""
+        with self._lock:
+            return any(self._jobs[job_id].has_ended for job_id in self._unsaved)
+
+    def save_ends(self) -> None:
+        """Tries again to store the jobs of `has_unsaved_ends`."""
+        with self._lock:
+            for job_id in [each for each in self._unsaved if self._jobs[each].has_ended]:
+                with suppress(OSError):
+                    self.save(self._jobs[job_id])
 
     def _write(self, document: JobDocument) -> None:
         path = self._directory / document.job_id / "job.json"

@@ -31,7 +31,7 @@ class Retention:
             now: Unix time.
         """
         ended = [document for document in jobs if document.has_ended]
-        ended.sort(key=lambda document: (document.ended_at, document.number), reverse=True)
+        ended.sort(key=lambda job: (job.num_ended, job.ended_at, job.number), reverse=True)
         counted, total = Counter[str](), Counter[str]()
         for document in ended:
             position = counted[document.owner]

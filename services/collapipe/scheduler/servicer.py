@@ -244,6 +244,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if was_queued:
             runner.cancel_queued("the job was cancelled")
             self._delete_expired()
+            with self._changed:
+                self._changed.notify_all()
         else:
             runner.cancel("the job was cancelled")
 
@@ -454,8 +456,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                         self._start(turn.entry)
                     elif isinstance(turn.entry, JobRunner):
                         turn.entry.say_waiting(_behind(turn))
+                self._jobs.save_ends()
                 # What a job waits for also says how long that still takes.
-                self._changed.wait(_QUEUE_SECONDS if self._queue else None)
+                is_due = self._queue or self._jobs.has_unsaved_ends
+                self._changed.wait(_QUEUE_SECONDS if is_due else None)
 
     def _start(self, entry: JobRunner | ModelUse) -> None:
         self._queue.remove(entry)

@@ -1,5 +1,6 @@
 """What the scheduler stores of jobs, rounds, deletions and grants, and what it finds after a restart."""
 
+import errno
 import json
 import os
 import re
@@ -14,10 +15,13 @@ import pytest
 from collapipe.data.rows import READING_VERSION
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
-from collapipe.scheduler import deleted_jobs
+from collapipe.scheduler import deleted_jobs, job_store
 from collapipe.scheduler.deleted_jobs import DeletedJobs
+from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.grant_numbers import GrantNumbers
+from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
+from collapipe.scheduler.retention import Retention
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import RoundCommitted
@@ -110,6 +114,55 @@ def test_abandoned_job_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
     resumed = store.reopen(job())
     assert (resumed.job_id, resumed.num_rounds_committed) == (job_id, 1)
     assert (resumed.state, resumed.message) == (scheduler_pb2.JOB_STATE_QUEUED, "")
+
+
+def test_end_that_a_full_disk_did_not_take_is_stored_later(
+    tmp_path: Path, store: JobStore, document: JobDocument, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a cancelled job would go on after a restart, and a private one would reveal more."""
+    progress = JobProgress(document, store, EventLog())
+    with monkeypatch.context() as full:
+        full.setattr(job_store, "write_document", refuse_to_write)
+        progress.end(scheduler_pb2.JOB_STATE_CANCELLED, "by request")
+        store.save_ends()
+        assert store.has_unsaved_ends
+    assert not JobStore(tmp_path).get(document.job_id).has_ended
+    store.save_ends()
+    assert not store.has_unsaved_ends
+    assert JobStore(tmp_path).get(document.job_id).state == scheduler_pb2.JOB_STATE_CANCELLED
+
+
+def refuse_to_write(path: Path, document: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_account_of_privacy_is_on_the_disk_before_a_round_begins(
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"noise_multiplier": 1.0, "clip_norm": 1.0}
+    progress = JobProgress(store.create(job(more={"privacy": settings})), store, EventLog())
+    progress.begin_private_round()
+    with monkeypatch.context() as full:
+        full.setattr(job_store, "write_document", refuse_to_write)
+        with pytest.raises(OSError, match="job.json"):
+            progress.begin_private_round()
+    assert JobStore(tmp_path).get(progress.job_id).privacy.of_averages == 1.0
+    progress.begin_private_round()
+    assert JobStore(tmp_path).get(progress.job_id).privacy.of_averages == 3.0
+
+
+def test_jobs_go_in_the_order_in_which_they_ended_whatever_the_clock_says(
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [store.create(job()) for _ in range(3)]
+    for document, now in zip(documents, (5000.0, 2000.0, 9000.0), strict=True):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        JobProgress(document, store, EventLog()).end(scheduler_pb2.JOB_STATE_SUCCEEDED, "")
+    kept = Retention(1, 0)
+    first, second, _ = (document.job_id for document in documents)
+    for each in (store, JobStore(tmp_path)):
+        assert [job_id for job_id, _ in kept.expired(each.all()[:2], 0.0)] == [first]
+        assert [job_id for job_id, _ in kept.expired(each.all(), 0.0)] == [second, first]
 
 
 def test_new_attempt_replaces_the_one_before_and_survives_a_restart(
