@@ -1,4 +1,4 @@
-"""Tests a full disk of the scheduler or the edge server: the last commit stays intact."""
+"""Tests a full disk of the scheduler, the edge server or a control unit: the last commit stays intact."""
 
 import os
 import subprocess
@@ -30,8 +30,9 @@ FULL_SECONDS = 5.0
 
 @pytest.fixture
 def small_disks(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """Mounts small file systems for the state of the scheduler and of the edge server."""
-    disks = {name: tmp_path / "testbed" / "state" / name for name in ("scheduler", "edge-server")}
+    """Mounts small file systems for the state of services."""
+    names = ("scheduler", "edge-server", "control-unit-0")
+    disks = {name: tmp_path / "testbed" / "state" / name for name in names}
     mounted: list[Path] = []
     try:
         for disk in disks.values():

@@ -6,15 +6,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.private_errors import private_errors
 from collapipe.documents import read_document, write_document
-from collapipe.errors import CancelledError, CollapipeError
+from collapipe.errors import CancelledError, CollapipeError, CorruptDataError
 from collapipe.evaluation import compute_metrics
 from collapipe.job import JobConfig
+from collapipe.mistakes import first_mistake
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
@@ -228,11 +231,7 @@ class ClusterRound:
         """
         path = self._state_directory / "round.json"
         anew_since = self._request.anew_since
-        recorded = read_document(path)
-        if recorded is None or recorded.get("anew_since", 0) != anew_since:
-            recorded = {"num_rows": {}}
-        # The keys of a JSON object are text.
-        num_rows = {int(index): int(rows) for index, rows in recorded["num_rows"].items()}
+        num_rows = read_num_rows(path, anew_since)
         round_index = self._request.attempt.round_index
         if round_index not in num_rows:
             with private_errors(self._job):
@@ -261,3 +260,28 @@ def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
         while (item := made.result()) is not None:
             made = thread.submit(next, items, None)
             yield item
+
+
+def read_num_rows(path: Path, anew_since: int) -> dict[int, int]:
+    """Returns the number of rows of each recorded round, by its index.
+
+    Args:
+        anew_since: As in a `Commit`. What was recorded before does not count.
+
+    Raises:
+        CorruptDataError: The document is damaged.
+    """
+    remedy = "restore it, or delete it, and a repeated round takes the rows that it finds"
+    recorded = read_document(path, remedy)
+    if recorded is None:
+        return {}
+    try:
+        found = _RecordedRows.model_validate(recorded)
+    except ValidationError as error:
+        raise CorruptDataError(f"{path} is damaged ({first_mistake(error)}): {remedy}") from error
+    return found.num_rows if found.anew_since == anew_since else {}
+
+
+class _RecordedRows(BaseModel):
+    num_rows: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0, lt=1 << 31)]]
+    anew_since: int = 0
