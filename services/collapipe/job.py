@@ -231,8 +231,9 @@ class TrainingConfig(Section):
     those when it would otherwise wait. This changes no bit."""
     replicate_every: int = Field(default=10, ge=1, le=1_000_000)
     """Number of rounds between two copies of the optimizer state from the devices to the control unit. After a
-    failure, a cluster repeats the rounds since the last complete copy: at most about twice this number, with the same result. A copy
-    moves two values for each parameter with AdamW, beside the training, and a device holds them twice meanwhile."""
+    failure, a cluster repeats the rounds since the last complete copy: at most about twice this number, with the same result. After
+    a failure or `--resume`, the first copies come earlier: after 1 round, then after 2, 4, 8 and so on more rounds. A copy moves two
+    values for each parameter with AdamW, beside the training, and a device holds them twice meanwhile."""
     keep_commits: int = Field(default=3, ge=1, le=100)
     """Number of the last commits whose weights stay on the edge server's disk, so that `collapipe rollback` can go back to
     them. The initial model is a commit, too. With several clusters, all commits since the last complete copy stay as well."""

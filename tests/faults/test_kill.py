@@ -1,6 +1,7 @@
 """Tests that kill one process at a given moment: the job goes on by itself, to the same bits."""
 
 import itertools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,32 @@ def test_job_repeats_all_rounds_if_nothing_was_copied_before_a_device_died(
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     assert run.attempts == {0, 1}
     killer.restart()
+    assert final_digests(intact_commit(run)) == undisturbed
+
+
+def test_job_that_is_killed_every_few_rounds_moves_its_restore_point(
+    testbed: LocalTestbed, tmp_path: Path
+) -> None:
+    training = {"rounds": 6}
+    undisturbed = undisturbed_digests(testbed, tmp_path, training=training)
+    job = make_interruptible_job(
+        tmp_path, PATIENT_SECONDS, training={**training, "replicate_every": 100}
+    )
+    beginnings = [0]
+
+    def kill_after_three_commits(run: Run) -> None:
+        for victim in ("edge-server", "scheduler", "edge-server"):
+            while len(run.commits) < beginnings[-1] + 3:
+                assert not run.final_state, run
+                time.sleep(0.01)
+            kill(testbed, victim)
+            beginnings.append(len(run.commits))
+            restart(testbed, victim)
+
+    run = run_interrupted(testbed, job, lambda run: True, kill_after_three_commits)
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    begins_at = [run.commits[position][1].num_rounds for position in beginnings]
+    assert begins_at[:2] == [1, 1] and begins_at[2] >= 2 and begins_at[3] >= 3, run.commits
     assert final_digests(intact_commit(run)) == undisturbed
 
 

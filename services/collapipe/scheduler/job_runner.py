@@ -104,7 +104,6 @@ class JobRunner:
         """Whether the last attempt ended because no plan was possible."""
         self._failure = ""
         """Why the last attempt failed, until a round is committed."""
-        self._copied_candidate: int | None = None
         self._kept: KeptResults | None = None
         """What clusters keep from the attempt before."""
         self._takes_suspects = False
@@ -287,7 +286,6 @@ class JobRunner:
             planner,
             self._channels,
             self._calls,
-            self._copied_candidate,
             self._kept,
             self._failing,
             decides_anew=decides_anew,
@@ -298,13 +296,14 @@ class JobRunner:
                 self._run_round(rounds, planner, self._job.training.local_steps)
                 self._look_at_emulation(planner.hosts, began)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")
-                self._retries.committed(rounds.num_rounds)
+                restorable = self._progress.document.num_rounds_restorable
+                self._retries.committed(rounds.num_rounds, restorable)
                 self._failure, self._num_infeasible, self._newcomers = "", 0, set()
             self._run_round(rounds, planner, 0)  # Evaluates the final model.
             self._tell_recovery("the final model is evaluated")
         finally:
             self._had_no_plan = not rounds.has_plan
-            self._copied_candidate = rounds.copied_candidate
+            rounds.store_copied()
             self._kept = rounds.kept_results
 
     def _look_at_emulation(self, hosts: JobHosts, since: float) -> None:

@@ -116,6 +116,8 @@ class JobDocument(_Document):
     """Attempt and number of rounds of the last commit that the scheduler has seen."""
     num_rounds_restorable: _Count = 0
     """Rounds of the restore point of this commit. A resumed job repeats the later ones."""
+    copied_candidate: tuple[int, int] | None = None
+    """Attempt and number of rounds of the last candidate that all control units have copied."""
     labels: list[str] = Field(default_factory=list)
     vocabulary_digest: str = ""
     num_first_rows: list[_Count] = Field(default_factory=list)

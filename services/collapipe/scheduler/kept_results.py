@@ -1,12 +1,16 @@
 """What clusters that have ended a round keep when another cluster fails, so that only that one repeats its work."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from collapipe.allocation import ClusterPlan
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.v1 import control_unit_pb2, plan_pb2
+
+_MOST_FAILURES = 3
+"""How often other clusters may fail before they have come back to the round. Then all clusters repeat the rounds since the restore
+point, because it moves on with each of them."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +38,14 @@ class KeptResults:
         edge_server: The process of the edge server that has the weights.
         evaluations: What clusters have counted at the beginning of the round.
         results: By cluster index.
+        num_failures: How often other clusters have failed on their way back to this round.
     """
 
     last_commit: tuple[int, int]
     edge_server: str
     evaluations: Evaluations
     results: dict[int, KeptResult] = field(default_factory=dict)
+    num_failures: int = 0
 
     def usable(self, last: plan_pb2.Commit, hosts: JobHosts) -> "KeptResults | None":
         """Returns the results that another attempt can use; `None` if there are none.
@@ -57,9 +63,9 @@ class KeptResults:
             for index, kept in self.results.items()
             if kept.incarnations.items() <= present.items()
         }
-        if not results:
+        if not results or self.num_failures >= _MOST_FAILURES:
             return None
-        return KeptResults(self.last_commit, self.edge_server, self.evaluations, results)
+        return replace(self, results=results)
 
 
 def weights_since_restore_point(last: plan_pb2.Commit) -> Sequence[plan_pb2.Commit] | None:

@@ -25,7 +25,7 @@ _OTHER_SECONDS = 60.0
 """How long a job tries again after errors that are not about a lost host. Most of them come back with every attempt."""
 
 _MOST_REPEATS = 10
-"""How often a job may repeat committed rounds without getting beyond the round that failed."""
+"""How often a job may repeat committed rounds without getting beyond the round that failed, or moving its restore point."""
 
 _MOST_FAULTS = 3
 """Attempts that one host may end by wrong answers, or by signs of life without progress, before the job ends. So many may also
@@ -55,22 +55,25 @@ class Retries:
         """Number of failed attempts since the last commit."""
         self._has_committed = False
         self._most_rounds = 0
+        self._most_restorable = 0
         self._num_repeats = 0
         self._faults: Counter[str] = Counter()
         """Attempts that each host has ended by wrong answers or without progress."""
         self._diverged: Counter[str] = Counter()
         """Attempts that ended with values that are not finite, by the host that sent them; "" for losses and norms."""
 
-    def committed(self, num_rounds: int) -> None:
-        """Tells how many rounds are committed now. Time limits start again.
+    def committed(self, num_rounds: int, num_restorable: int) -> None:
+        """Tells how many rounds are committed now, and how many the restore point has. Time limits start again.
 
-        Waits and counts start again only if there were never as many rounds.
+        Counts start again only if there were never as many rounds. Waits also do if the restore point has moved on.
         """
         self._first_failure_at = self._first_other_at = self._ends_at = None
         self.num_failures = 0
         self._has_committed = True
+        if num_rounds > self._most_rounds or num_restorable > self._most_restorable:
+            self._num_repeats, self._most_restorable = 0, num_restorable
         if num_rounds > self._most_rounds:
-            self._most_rounds, self._num_repeats = num_rounds, 0
+            self._most_rounds = num_rounds
             self._faults.clear()
             self._diverged.clear()
 

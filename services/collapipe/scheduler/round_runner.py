@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from collapipe.errors import (
@@ -33,6 +34,7 @@ from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.restore_points import becomes_candidate
 from collapipe.scheduler.rollback import go_to_commit
 from collapipe.scheduler.round_planning import RoundPlanning
 from collapipe.scheduler.round_requests import RoundRequests
@@ -60,8 +62,6 @@ class RoundRunner:
 
     Args:
         planner: Has the hosts that take part. Its owner may change them between two rounds.
-        copied_candidate: Number of committed rounds of the candidate whose optimizer states all control units had on
-            their disks in an earlier attempt.
         kept: What clusters have kept from the attempt before.
         failing: The clusters that have failed in this and in earlier attempts.
         decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
@@ -74,7 +74,6 @@ class RoundRunner:
         planner: Planner,
         channels: ChannelPool,
         calls: HostCalls,
-        copied_candidate: int | None = None,
         kept: KeptResults | None = None,
         failing: FailingClusters | None = None,
         *,
@@ -92,15 +91,13 @@ class RoundRunner:
         self._planning = RoundPlanning(progress, prepared, planner)
         self._unusual = UnusualChanges(progress)
         self._candidate_plans: list[plan_pb2.Plan | None] = []
-        last = self._with_copied_candidate(prepared.commit, copied_candidate)
+        last = self._with_copied_candidate(prepared.commit)
         self._kept = (
             kept.usable(last, planner.hosts) if kept and can_catch_up(progress, last) else None
         )
         """The results of the next round that clusters have kept."""
         self._is_behind = self._kept is not None
         """Whether the other clusters have to repeat committed rounds alone."""
-        self._candidate_is_due = self._kept is not None
-        """Whether the next commit becomes a candidate in any case, because the one before it is lost."""
         self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept, prepared)
         self._requests = RoundRequests(
             progress, prepared, planner, channels.security, last.restore_point
@@ -110,6 +107,7 @@ class RoundRunner:
         self._is_trained = False
         """Whether only the evaluation of the last commit is missing."""
         self._commit = self._beginning(last)
+        self._began_with = self._commit.num_rounds
 
     @property
     def num_rounds(self) -> int:
@@ -126,14 +124,19 @@ class RoundRunner:
         )
 
     @property
-    def copied_candidate(self) -> int | None:
-        """Number of committed rounds of the candidate, if all clusters have copied its optimizer states."""
-        if (
-            self._commit.HasField("candidate")
-            and len(self._clusters.has_copy) == self._job.clusters
-        ):
-            return self._commit.candidate.num_rounds
-        return None
+    def _is_copied(self) -> bool:
+        """Whether all clusters have copied the optimizer states of the candidate."""
+        has_candidate = self._commit.HasField("candidate")
+        return has_candidate and len(self._clusters.has_copy) == self._job.clusters
+
+    def store_copied(self) -> None:
+        """Stores whether the candidate is copied, for the next attempt, which another process of the scheduler may begin."""
+        candidate, document = self._commit.candidate, self._progress.document
+        copied = (candidate.attempt, candidate.num_rounds) if self._is_copied else None
+        if copied not in (None, document.copied_candidate):
+            document.copied_candidate = copied
+            with suppress(OSError):  # The next change of the job stores it, too.
+                self._progress.save()
 
     @property
     def kept_results(self) -> KeptResults | None:
@@ -147,13 +150,11 @@ class RoundRunner:
             stage.host_id for plan in self._requests.previous_plans if plan for stage in plan.stages
         }
 
-    def _with_copied_candidate(
-        self, last: plan_pb2.Commit, copied_candidate: int | None
-    ) -> plan_pb2.Commit:
+    def _with_copied_candidate(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
         """Returns the last commit. If all control units have copied its candidate, the candidate is the restore point."""
-        document = self._progress.document
+        document, candidate = self._progress.document, last.candidate
         document.num_rounds_reached = max(document.num_rounds_reached, last.num_rounds)
-        if not last.HasField("candidate") or last.candidate.num_rounds != copied_candidate:
+        if document.copied_candidate != (candidate.attempt, candidate.num_rounds):
             return last
         attempt = plan_pb2.Attempt(
             job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
@@ -233,6 +234,8 @@ class RoundRunner:
             return self._clusters.run(request)
         except CollapipeError as error:
             is_its_own = not isinstance(error, CancelledError)
+            if is_its_own and self._kept:
+                self._kept.num_failures += 1
             if is_its_own and self._failing.failed(request.plan.cluster_index, error):
                 # If all clusters repeat the rounds, they can go on without this one.
                 self._kept = None if self._job.may_leave_out_clusters else self._kept
@@ -317,7 +320,7 @@ class RoundRunner:
                 prepared = self._calls.in_parallel(
                     run_cluster,
                     plans,
-                    meanwhile=lambda: self._end_late_clusters(late, attempt),
+                    meanwhile=lambda: self._meanwhile(late, attempt),
                     ends_all=lambda error: self._ends_all(error) or not self._keeps(local_steps),
                 )
         except CollapipeError as error:
@@ -327,7 +330,7 @@ class RoundRunner:
             metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
             raise
         self._kept = None
-        copied = self.copied_candidate is not None
+        copied = self._is_copied
         if not local_steps:
             if copied:  # The last commit is repeated with the new restore point.
                 last = self._progress.attempt(round_index - 1)
@@ -382,10 +385,7 @@ class RoundRunner:
         self._unusual.look_at(round_index, answer.changes, plans)
         self._requests.restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
-            self._candidate_plans, self._candidate_is_due = (
-                list(self._requests.previous_plans),
-                False,
-            )
+            self._candidate_plans = list(self._requests.previous_plans)
             self._clusters.has_copy = set(late.failed)
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
@@ -475,6 +475,7 @@ class RoundRunner:
             last_commit=(self._commit.attempt, self._commit.num_rounds),
             edge_server=hosts.edge_server.incarnation,
             evaluations=self._clusters.evaluations,
+            num_failures=self._kept.num_failures + 1 if self._kept else 0,
         )
         for index, prepared in results.items():
             if index in earlier:
@@ -542,7 +543,9 @@ class RoundRunner:
         """Lets the evaluation go on without a cluster that fails."""
         self._clusters.count(index, job_pb2.EvaluationSums(), self._commit.num_rounds)
 
-    def _end_late_clusters(self, late: LateClusters, attempt: plan_pb2.Attempt) -> None:
+    def _meanwhile(self, late: LateClusters, attempt: plan_pb2.Attempt) -> None:
+        """Ends late clusters, and stores when the candidate is copied."""
+        self.store_copied()
         if self._job.may_leave_out_clusters:
             self._clusters.stop(late.decide())
         else:
@@ -585,8 +588,12 @@ class RoundRunner:
 
     def _makes_candidate(self) -> bool:
         """Returns whether the optimizer states of the next commit are to be copied."""
-        num_rounds = self._commit.num_rounds + 1
-        return self._candidate_is_due or num_rounds % self._job.training.replicate_every == 0
+        return becomes_candidate(
+            self._commit.num_rounds + 1,
+            self._job.training.replicate_every,
+            self._began_with,
+            has_failed=self._progress.document.attempt > 0,
+        )
 
 
 def _check_rows(

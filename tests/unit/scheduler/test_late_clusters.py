@@ -177,7 +177,7 @@ def test_cluster_that_pauses_takes_part_in_earlier_rounds_that_are_repeated() ->
 LAST = Commit(attempt=2, num_rounds=7)
 
 
-def usable(last: Commit = LAST, *restarted: str) -> set[int]:
+def usable(last: Commit = LAST, *restarted: str, num_failures: int = 0) -> set[int]:
     """Returns the clusters whose results can be used when these hosts have restarted. Each has one device."""
     taking_part = hosts()
     for host in taking_part.by_id.values():
@@ -187,10 +187,11 @@ def usable(last: Commit = LAST, *restarted: str) -> set[int]:
         for index, name in enumerate(("device-0", "device-1"))
     }
     evaluations = Evaluations("classification", 3)
-    kept = KeptResults((2, 7), "first edge-server", evaluations, results).usable(last, taking_part)
+    all_kept = KeptResults((2, 7), "first edge-server", evaluations, results, num_failures)
+    kept = all_kept.usable(last, taking_part)
     if kept is None:
         return set()
-    assert kept.results
+    assert kept.results and kept.num_failures == num_failures
     return set(kept.results)
 
 
@@ -199,6 +200,10 @@ def test_results_are_lost_with_the_processes_of_their_hosts_or_of_the_edge_serve
     assert usable(LAST, "device-0") == {1}
     assert usable(LAST, "device-0", "device-1") == set()
     assert usable(LAST, "edge-server") == set()
+
+
+def test_results_are_given_up_after_other_clusters_have_failed_three_times_on_their_way() -> None:
+    assert [bool(usable(num_failures=number)) for number in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize("last", [Commit(attempt=3, num_rounds=7), Commit(attempt=2, num_rounds=6)])

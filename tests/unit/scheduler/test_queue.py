@@ -157,7 +157,7 @@ def test_commit_makes_later_failures_count_anew(retries: Retries, clock: Clock) 
         assert after(retries, LOST) == 0
         clock.now += 590
         assert retries.seconds_left() == 10
-        retries.committed(num_rounds)
+        retries.committed(num_rounds, 0)
         assert retries.seconds_left() == 600
 
 
@@ -165,11 +165,11 @@ def test_commit_makes_later_failures_count_anew(retries: Retries, clock: Clock) 
 def test_round_that_never_succeeds_ends_the_job_although_earlier_rounds_are_repeated(
     retries: Retries, clock: Clock, error: CollapipeError
 ) -> None:
-    retries.committed(5)
+    retries.committed(5, 0)
     for _ in range(10):
         assert after(retries, error) is not None
-        retries.committed(4)
-        retries.committed(5)
+        retries.committed(4, 0)
+        retries.committed(5, 0)
         clock.now += 300
     assert after(retries, error) is None
 
@@ -177,10 +177,10 @@ def test_round_that_never_succeeds_ends_the_job_although_earlier_rounds_are_repe
 def test_waits_grow_although_an_earlier_round_is_repeated(retries: Retries) -> None:
     found = []
     for _ in range(10):
-        retries.committed(5)
+        retries.committed(5, 0)
         found.append(after(retries, AttemptFailedError("full disk")))
     assert found == [0, 0.5, 1, 2, 4, 8, 15, 15, 15, 15]
-    retries.committed(6)
+    retries.committed(6, 0)
     assert after(retries, AttemptFailedError("full disk")) == 0
 
 
@@ -192,7 +192,7 @@ def test_error_of_another_kind_has_its_own_time(retries: Retries, clock: Clock) 
     after(retries, CorruptDataError("garbled"))
     clock.now += 10
     assert (retries.seconds_to_try(), retries.num_failures) == (50, 2)
-    retries.committed(1)
+    retries.committed(1, 0)
     assert (retries.seconds_to_try(), retries.num_failures) == (None, 0)
 
 
@@ -200,9 +200,9 @@ def test_host_that_gives_wrong_answers_may_end_three_attempts(retries: Retries) 
     wrong = [PeerFaultyError(f"control-unit-{i}", "nonsense") for i in (0, 1)]
     found = [after(retries, wrong[index]) for index in (0, 1, 0, 1, 0)]
     assert found == [0, 0.5, 1, 2, None]
-    retries.committed(1)
+    retries.committed(1, 0)
     assert after(retries, wrong[0]) == 0
-    retries.committed(1)  # repeated
+    retries.committed(1, 0)  # repeated
     assert after(retries, wrong[0]) is not None
     assert after(retries, wrong[0]) is None
 
@@ -215,10 +215,10 @@ def test_values_that_are_not_finite_end_the_job_when_they_come_back(retries: Ret
 
 def test_values_that_are_not_finite_may_come_from_two_broken_hosts(retries: Retries) -> None:
     for number in range(2):
-        retries.committed(5)  # Repeated rounds do not count.
+        retries.committed(5, 0)  # Repeated rounds do not count.
         assert after(retries, DivergedError("nan", f"device-0-{number}")) is not None
     assert after(retries, DivergedError("nan", "device-0-2")) is None
-    retries.committed(6)
+    retries.committed(6, 0)
     assert after(retries, DivergedError("nan", "device-0-2")) is not None
 
 
@@ -294,3 +294,27 @@ def test_jobs_that_ended_first_go_until_the_others_take_few_bytes() -> None:
         document.stored_bytes = num_bytes
     for most, gone in ((1000, ["b", "a"]), (630, ["b", "a"]), (1131, []), (599, ["c", "b", "a"])):
         assert expired(Retention(100, 0, most), documents) == gone
+
+
+def test_job_goes_on_while_repeated_rounds_move_its_restore_point(
+    retries: Retries, clock: Clock
+) -> None:
+    retries.committed(30, 0)
+    for num_restorable in range(1, 30):
+        assert after(retries, LOST) == 0
+        retries.committed(num_restorable + 1, num_restorable)
+        clock.now += 300
+    for _ in range(10):
+        assert after(retries, LOST) is not None
+        retries.committed(30, 29)
+    assert after(retries, LOST) is None
+
+
+def test_host_that_ends_three_attempts_ends_the_job_although_its_restore_point_moves(
+    retries: Retries,
+) -> None:
+    retries.committed(30, 0)
+    for num_restorable in (1, 2):
+        assert after(retries, PeerFaultyError("control-unit-0", "wrong")) is not None
+        retries.committed(num_restorable + 1, num_restorable)
+    assert after(retries, PeerFaultyError("control-unit-0", "wrong")) is None

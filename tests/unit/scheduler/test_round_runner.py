@@ -2,7 +2,9 @@
 
 import math
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +23,16 @@ from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
+from collapipe.scheduler.knowledge import Knowledge
 from collapipe.scheduler.late_clusters import LateClusters
+from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
+from collapipe.scheduler.restore_points import becomes_candidate
 from collapipe.scheduler.round_runner import RoundRunner, _check_rows
 from collapipe.v1.control_unit_pb2 import RoundPrepared
 from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary
-from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan
+from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan, Stage
 
 from .jobs import SIZES, hosts, job
 
@@ -35,8 +40,9 @@ LIMIT_SECONDS = 60.0
 SECURE = {"clusters": 3, "averaging": {"secure": True}}
 
 
+@dataclass
 class Decision:
-    plans = (None, None, None)
+    plans: tuple[None, ...] = (None, None, None)
     question = SimpleNamespace(problem=SimpleNamespace(clusters=()))
 
     def to_json(self) -> dict[str, Any]:
@@ -65,13 +71,24 @@ class ScriptedPlanner:
             raise InfeasibleError("no plan")
         numbers = [plan.num_micro_batches for plan in earlier] or self._micro_batches
         plans = [
-            Plan(plan_id=self._host_id, cluster_index=index, num_micro_batches=number)
+            Plan(
+                plan_id=self._host_id,
+                cluster_index=index,
+                num_micro_batches=number,
+                stages=[Stage(host_id=self._host_id)],
+            )
             for index, number in enumerate(numbers)
         ]
         return plans, Decision()
 
     def round_started(self, decision: Decision) -> None:
         pass
+
+    def round_committed(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def state(self) -> PlannerState:
+        return PlannerState(strategy="dssra", knowledge=Knowledge(), current_plans=())
 
 
 class Runner(RoundRunner):
@@ -270,16 +287,106 @@ def test_masked_round_with_too_many_rows_is_refused_before_anything_is_revealed(
 
 
 def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(store: JobStore) -> None:
-    commit, moved = Commit(num_rounds=4), Commit(num_rounds=4)
+    commit, moved = Commit(num_rounds=4, attempt=1), Commit(num_rounds=4)
     commit.restore_point.num_rounds, commit.candidate.num_rounds = 2, 3
-    moved.restore_point.num_rounds = 3
+    commit.candidate.attempt, moved.restore_point.num_rounds = 1, 3
 
     class Moving(Runner):
         def _commit_round(self, *_: Any, **__: Any) -> CommitRoundResponse:
             return CommitRoundResponse(commit=moved)
 
     document, planner = store.create(job({"rounds": 9})), ScriptedPlanner("device-0")
-    assert Moving(store, document, planner, commit, copied_candidate=3).num_rounds == 3
+    for copied, begins_at in (((1, 3), 3), ((0, 3), 2), (None, 2)):
+        document.copied_candidate = copied
+        assert Moving(store, document, planner, commit).num_rounds == begins_at
+
+
+class Committing(Runner):
+    """A runner of one cluster whose rounds succeed. It notes the rounds that became candidates."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.candidates: list[int] = []
+        super().__init__(*arguments, **options)
+
+    def _run_cluster(self, *_: Any, **__: Any) -> RoundPrepared:
+        return RoundPrepared(state=ClusterState(), summary=RoundSummary(local_steps=1))
+
+    def _commit_round(
+        self, attempt: Attempt, states: Sequence[ClusterState], **options: Any
+    ) -> CommitRoundResponse:
+        number = attempt.round_index + 1
+        commit = Commit(num_rounds=number, attempt=attempt.attempt, clusters=states)
+        commit.restore_point.clusters.extend(states)
+        if options["is_candidate"]:
+            self.candidates.append(number)
+        if self.candidates:
+            commit.candidate.num_rounds = self.candidates[-1]
+            commit.candidate.attempt = attempt.attempt
+        return CommitRoundResponse(commit=commit)
+
+
+def test_attempt_after_a_failure_copies_its_first_round(tmp_path: Path, store: JobStore) -> None:
+    state = ClusterState()
+    commit = Commit(num_rounds=3, clusters=[state])
+    commit.restore_point.CopyFrom(Commit(num_rounds=3, clusters=[state]))
+    store.create(job({"rounds": 99, "replicate_every": 10}))
+    candidates = []
+    for _ in range(2):  # Then the scheduler is started again.
+        (document,) = store.all()
+        runner = Committing(store, document, ScriptedPlanner("device-0", 4), commit)
+        while runner.num_rounds < 12:
+            runner.run(local_steps=1)
+        candidates.append(runner.candidates)
+        store = JobStore(tmp_path)
+        store.take_over(abandon=False)
+    assert candidates == [[10], [4, 6, 10]]
+
+
+def test_scheduler_stores_at_once_that_all_clusters_have_copied_a_candidate(
+    tmp_path: Path, store: JobStore
+) -> None:
+    stored: list[tuple[int, int] | None] = []
+
+    class Copying(Committing):
+        def _run_cluster(self, *_: Any, **__: Any) -> RoundPrepared:
+            if not self.candidates:
+                return super()._run_cluster()
+            self._clusters.has_copy = {0}
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while time.monotonic() < deadline and not (stored and stored[-1]):
+                time.sleep(0.01)
+                (document,) = JobStore(tmp_path).all()
+                stored.append(document.copied_candidate)
+            raise AttemptFailedError("the scheduler is killed")
+
+    document = store.create(job({"rounds": 9, "replicate_every": 1}))
+    commit = Commit(clusters=[ClusterState()])
+    commit.restore_point.clusters.add()
+    runner = Copying(store, document, ScriptedPlanner("device-0", 4), commit)
+    runner.run(local_steps=1)
+    with pytest.raises(AttemptFailedError):
+        runner.run(local_steps=1)
+    assert stored[-1] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("every", "began", "first_ten"),
+    [
+        (1, 0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (4, 0, [1, 3, 4, 8, 12, 16, 20, 24, 28, 32]),
+        (10, 3, [4, 6, 10, 20, 30, 40, 50, 60, 70, 80]),
+        (10, 19, [20, 22, 26, 30, 40, 50, 60, 70, 80, 90]),
+        (100, 1, [2, 4, 8, 16, 32, 64, 100, 200, 300, 400]),
+    ],
+)
+def test_candidates_of_an_attempt_after_a_failure_get_ever_farther_apart(
+    every: int, began: int, first_ten: list[int]
+) -> None:
+    rounds = range(began + 1, first_ten[-1] + 1)
+    after_failure = [n for n in rounds if becomes_candidate(n, every, began, has_failed=True)]
+    assert after_failure == first_ten
+    undisturbed = [n for n in rounds if becomes_candidate(n, every, began, has_failed=False)]
+    assert undisturbed == [n for n in rounds if n % every == 0]
 
 
 def test_blocks_that_the_edge_server_may_not_see_are_refused(store: JobStore) -> None:
