@@ -60,6 +60,7 @@ PARTS: Mapping[str, Part] = {
         f"{_PYTEST} --timeout 3600 -m hypothesis --hypothesis-profile campaign tests/unit"
     ),
     "chaos": Part("-m benchmarks.chaos --runs 200"),
+    "kills": Part("-m benchmarks.restarts --kills 300"),
     "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500"),
     "soak": Part("-m benchmarks.soak --rounds 2000 --jobs 50"),
     "load": Part(

@@ -2,6 +2,8 @@
 
     python -m benchmarks.restarts --repeats 3
     python -m benchmarks.restarts --services scheduler --phases plan commit
+    python -m benchmarks.restarts --kills 300 --results kills.jsonl   kills at random moments; goes on where an earlier call stopped
+    python -m benchmarks.restarts --kills 1 --first-seed 17           repeats the job of one seed
 
 Every process runs on this machine, over loopback. A job has three rounds, and the process is killed in the second one. The
 moment is an event of the job, or a file that a service has stored. A job that is not resumed must end with the bits of the
@@ -13,13 +15,20 @@ torch, and repeated rounds. A round that can still be committed after the kill l
 
 Prints one JSON object for each service and phase, and then a table in Markdown. The exit status is 1 if a job did not end with
 equal bits.
+
+With `--kills`, it asks whether jobs end with equal bits that are killed again and again, and measures no time. The seed of a job chooses the
+distance of its restore points, the victims and the waits between the kills: in every other job, they are 2 to 5 s. The
+exit status then is 1 if any job, old or new, did not end with equal bits.
 """
 
 import argparse
 import json
+import random
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +62,8 @@ PHASES = {
 """The moment of each phase. The optimizer states are copied beside the training."""
 
 _LIMIT_SECONDS = 300.0
+_RANDOM_LIMIT_SECONDS = 1200.0
+_RANDOM_TRAINING = {"rounds": 16}
 _HELD_OUT_ROWS = 1500
 """So many that an evaluation takes longer than the second after which progress is reported."""
 
@@ -88,6 +99,102 @@ def disturb(
             new.setdefault(commit.num_rounds, commit.round_seconds)
     seconds = run.commits[-1][0] - before[-1][0] - sum(new.values())
     return {"outcome": outcome, "lost": seconds}
+
+
+@dataclass(frozen=True)
+class Kills:
+    """The kills of one job.
+
+    Args:
+        is_frequent: Whether a kill comes every 2 to 5 s.
+        kills: The seconds to wait after the kill before, and the victim.
+    """
+
+    replicate_every: int
+    is_frequent: bool
+    kills: Sequence[tuple[float, str]]
+
+
+def choose_kills(seed: int, names: Sequence[str]) -> Kills:
+    """Returns the kills of a seed."""
+    draw = random.Random(f"kills {seed}")
+    is_frequent = bool(seed % 2)
+    shortest, longest, number = (2.0, 5.0, 16) if is_frequent else (0.0, 12.0, 4)
+    kills = [(round(draw.uniform(shortest, longest), 2), draw.choice(names)) for _ in range(number)]
+    return Kills(draw.choice((1, 10)), is_frequent, kills)
+
+
+def run_seed(
+    testbed: LocalTestbed, seed: int, undisturbed: Sequence[str], folder: Path
+) -> dict[str, Any]:
+    """Runs a job with the kills of a seed, and returns what happened. A killed process is started again at once."""
+    folder.mkdir()
+    chosen = choose_kills(seed, sorted(process.name for process in testbed.processes))
+    training = {**_RANDOM_TRAINING, "replicate_every": chosen.replicate_every}
+    job = make_interruptible_job(folder, PATIENT_SECONDS, name=f"kills-{seed}", training=training)
+    run = Run(job, testbed.workspace.state)
+    victims: list[str] = []
+
+    def kill_all(run: Run) -> None:
+        at = time.monotonic()
+        for wait, victim in chosen.kills:
+            at = max(at + wait, time.monotonic())
+            while time.monotonic() < at and not run.ended:
+                time.sleep(0.01)
+            if run.ended or run.final_state:
+                return
+            kill(testbed, victim)
+            victims.append(victim)
+            restart(testbed, victim)
+
+    started = time.monotonic()
+    outcome = judge_interrupted(
+        testbed, run, undisturbed, lambda run: True, kill_all, _RANDOM_LIMIT_SECONDS
+    )
+    seconds = time.monotonic() - started
+    mend(testbed, run)
+    return {
+        "seed": seed,
+        "outcome": outcome,
+        "replicate_every": chosen.replicate_every,
+        "is_frequent": chosen.is_frequent,
+        "kills": len(victims),
+        "victims": victims,
+        "seconds": round(seconds, 1),
+        "attempts": len(run.attempts),
+        "commits": len(run.commits),
+        "incidents": [incident.message for incident in run.incidents],
+    }
+
+
+def kill_at_random(num_kills: int, first_seed: int, results: Path | None) -> int:
+    """Runs seeds until there were so many kills, those of the file of results included. Returns an exit status."""
+    done = []
+    if results and results.exists():
+        done = [json.loads(line) for line in results.read_text().splitlines()]
+    seed = max([first_seed, *(each["seed"] + 1 for each in done)])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with LocalTestbed([3, 1], folder / "testbed") as testbed:
+            testbed.wait_until_registered()
+            undisturbed = undisturbed_digests(testbed, folder, training=_RANDOM_TRAINING)
+            while sum(each["kills"] for each in done) < num_kills:
+                done.append(run_seed(testbed, seed, undisturbed, folder / f"seed-{seed}"))
+                seed += 1
+                shown = {key: value for key, value in done[-1].items() if key != "incidents"}
+                print(json.dumps(shown), flush=True)
+                if results:
+                    with open(results, "a", encoding="utf-8") as file:
+                        file.write(f"{json.dumps(done[-1])}\n")
+    bad = [each for each in done if each["outcome"] != "equal"]
+    frequent = sum(each["kills"] for each in done if each["is_frequent"])
+    print(
+        f"{sum(each['kills'] for each in done)} kills, {frequent} of them every 2 to 5 s, in {len(done)} jobs; {len(done) - len(bad)} "
+        "ended with equal bits"
+    )
+    for each in bad:
+        print(f"seed {each['seed']}: {each['outcome']}")
+    return 1 if bad else 0
 
 
 def summarise(service: str, phase: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -128,7 +235,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="kills of each service and phase")
     parser.add_argument("--services", nargs="+", choices=SERVICES, default=list(SERVICES))
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    parser.add_argument("--kills", type=int, help="kill so often at random moments instead")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, help="file of results, one JSON object a line")
     options = parser.parse_args()
+    if options.kills:
+        sys.exit(kill_at_random(options.kills, options.first_seed, options.results))
     lines = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
