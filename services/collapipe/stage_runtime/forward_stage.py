@@ -142,6 +142,9 @@ class ForwardStage:
         self._end_command()
 
     def _begin_command(self) -> None:
+        # Torch tells a new thread its number of threads at the first call that asks for it, and a product of matrices asks too
+        # late. With another number, a small product has other bits.
+        torch.get_num_threads()
         if self._idle_since is not None:
             SPANS.record(self._track, "wait for a command", self._idle_since)
             self._idle_since = None

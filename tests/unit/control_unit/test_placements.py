@@ -1,5 +1,6 @@
 """Where the units of a cluster run: the placement changes no bit, and hosts that restart find their units again."""
 
+import itertools
 import stat
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from reference.comparison import first_difference
 from reference.federated_job import train_job
-from reference.tiny_jobs import make_job
+from reference.tiny_jobs import CLASSES, WORDS, make_job
 
 from collapipe.control_unit import moment_copy
 from collapipe.errors import PeerLostError
@@ -66,6 +67,22 @@ def test_model_moves_between_placements_and_leaves_no_unit_behind(
         cluster.run_round(ranges)
         for host, start, stop in ranges:
             assert cluster.held_units(host) == list(range(start, stop))
+    check_equals_reference(cluster, job)
+
+
+def test_first_layer_of_a_stage_computes_like_a_later_one(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    # A product of so few rows has other bits with more threads. Torch tells a new thread their number late.
+    job = make_job(tmp_path, model_config={"hidden_size": 64, "intermediate_size": 256})
+    rows = [
+        f'{{"text": "{word}", "label": "{label}"}}\n'
+        for word, label in zip(WORDS, itertools.cycle(CLASSES))
+    ]
+    Path(job.data.train[0]).write_text("".join(rows), encoding="utf-8")
+    cluster = make_cluster(job)
+    for ranges in (SPREAD, ON_THE_CONTROL_UNIT):
+        cluster.run_round(ranges)
     check_equals_reference(cluster, job)
 
 
