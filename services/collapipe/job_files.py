@@ -14,7 +14,9 @@ _FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 def check_job_files(
     job: JobConfig, folders: Sequence[Path], cluster_index: int | None = None
 ) -> None:
-    """Refuses a job that names a file outside of the folders from which jobs may read. Symbolic links are followed.
+    """Refuses a job that names a file outside of the folders from which jobs may read.
+
+    Symbolic links are followed, also those to the files of a pretrained directory.
 
     Args:
         folders: Empty allows every file.
@@ -28,21 +30,27 @@ def check_job_files(
         job.check_cluster(cluster_index)
     folders = [folder.resolve() for folder in folders]
     for setting, name in _names(job, cluster_index):
-        try:
-            path = Path(name).expanduser().resolve()
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ) as error:  # A loop of links, no such user, or NUL.
-            raise InvalidInputError(
-                f"{setting} names {name!r:.200}, which is no path here ({error}): give the path of a file"
-            ) from error
-        if folders and not any(path.is_relative_to(folder) for folder in folders):
-            raise NotPermittedError(
-                f"{setting} names {name}, but on this host jobs may only read files in {' and '.join(map(str, folders))}: move "
-                "the file there, or start the service with --data-root set to the folder of the file"
-            )
+        for path in _paths(setting, name):
+            if folders and not any(path.is_relative_to(folder) for folder in folders):
+                raise NotPermittedError(
+                    f"{setting} names {name} (it is at, or has a link to, {path}), but on this host jobs may only read files in "
+                    f"{' and '.join(map(str, folders))}: move the file there, or start the service with --data-root set to the folder "
+                    "of the file"
+                )
+
+
+def _paths(setting: str, name: str) -> Iterator[Path]:
+    """Yields where a file or a directory lies, and then where the files of a pretrained directory lie."""
+    try:
+        path = Path(name).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # A loop of links, no such user, or NUL.
+        raise InvalidInputError(
+            f"{setting} names {name!r:.200}, which is no path here ({error}): give the path of a file"
+        ) from error
+    yield path
+    if setting == "model.pretrained" and path.is_dir():
+        # Its chat template reaches all clusters, whatever file it is a link to.
+        yield from (file.resolve() for file in path.iterdir())
 
 
 def _names(job: JobConfig, cluster_index: int | None) -> Iterator[tuple[str, str]]:

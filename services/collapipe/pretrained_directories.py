@@ -1,12 +1,22 @@
-"""Finds pretrained models on this machine, by the names that jobs give them. This module imports no torch."""
+"""Finds pretrained models on this machine, by the names that jobs give them. This module imports no torch.
+
+Anybody may have made such a directory. So it checks what `transformers` would believe: which other files are read, and how much.
+"""
 
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
+from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_JSON_BYTES = 16 << 20
+"""Largest JSON file but the tokenizer. Those of known models have less than 4 MiB."""
+_MAX_LABELS = 100_000
+"""Most labels of a pretrained model. `transformers` makes a name for each."""
+_NOT_READ = {"auto_map", "transformers_weights"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -25,7 +35,7 @@ def pretrained_directory(name: str) -> Path:
     """Finds a local directory by its path, by the name `minilm`, or by its name on the hub. Downloads nothing.
 
     Raises:
-        InvalidInputError: The directory does not exist, or lacks its configuration, weights or tokenizer.
+        InvalidInputError: The directory does not exist, lacks its configuration, weights or tokenizer, or its weights may not be read.
     """
     if name == "minilm":
         try:
@@ -49,7 +59,12 @@ def pretrained_directory(name: str) -> Path:
         raise InvalidInputError(
             f"{directory}: has no config.json; give a directory that save_pretrained wrote"
         )
-    if not any((directory / weights).is_file() for weights in _WEIGHTS):
+    if (directory / "adapter_config.json").exists():
+        raise InvalidInputError(
+            f"{directory}: has adapter_config.json, but adapters are not read: merge the adapter into the model with merge_and_unload() "
+            "of peft and write it with save_pretrained, or remove the file"
+        )
+    if sharded_weights(directory) is None and not (directory / _WEIGHTS).is_file():
         raise InvalidInputError(
             f"{directory}: has no model.safetensors, and pickled weights are not read; load it "
             "with transformers and write it with save_pretrained"
@@ -60,6 +75,75 @@ def pretrained_directory(name: str) -> Path:
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     return directory
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a small JSON object of a pretrained directory; raises `InvalidInputError`."""
+    try:
+        # A pipe or a device would never end.
+        size = path.stat().st_size if path.is_file() else 0
+        if size > _MAX_JSON_BYTES:
+            raise InvalidInputError(
+                f"{path}: has {size} bytes, but at most {_MAX_JSON_BYTES} bytes are read: remove what the model does not need"
+            )
+        document: Any = decode_json(path.read_text(encoding="utf-8") if size else "")
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidInputError(f"{path}: is not valid JSON: {error}; copy it again") from error
+    if not isinstance(document, dict):
+        raise InvalidInputError(
+            f"{path}: is a JSON {type(document).__name__}, but must be an object: copy it again"
+        )
+    return document
+
+
+def pretrained_values(directory: Path) -> dict[str, Any]:
+    """Reads the configuration of a pretrained directory, without what would make `transformers` read other files or run code.
+
+    Raises:
+        InvalidInputError: It cannot be read, or its weights are quantised.
+    """
+    path = directory / "config.json"
+    values = read_json(path)
+    if values.get("quantization_config") is not None:
+        raise InvalidInputError(
+            f"{path}: has quantization_config, but quantised weights are not read: give a directory with the weights before they were "
+            "quantised. model.base_quantisation quantises them here"
+        )
+    num_labels = values.get("num_labels")
+    if isinstance(num_labels, int) and not 0 <= num_labels <= _MAX_LABELS:
+        raise InvalidInputError(
+            f"{path}: num_labels is {num_labels}, but must be from 0 to {_MAX_LABELS}: correct it"
+        )
+    return {key: value for key, value in values.items() if key not in _NOT_READ}
+
+
+def sharded_weights(directory: Path) -> dict[str, Path] | None:
+    """Returns the file of each tensor of a directory whose weights are in several files. `None` if they are in one, or in none.
+
+    Raises:
+        InvalidInputError: Its index is damaged, or names something else than a safetensors file in the directory.
+    """
+    path = directory / _INDEX
+    if (directory / _WEIGHTS).is_file() or not path.is_file():
+        return None
+    index = read_json(path)
+    for key in ("metadata", "weight_map"):
+        if not isinstance(index.get(key), dict):
+            raise InvalidInputError(
+                f"{path}: {key} is {index.get(key)!r:.80}, but must be an object: copy it again"
+            )
+    files: dict[str, Any] = index["weight_map"]
+    for name in set(map(str, files.values())):
+        is_plain = Path(name).name == name and name.endswith(".safetensors") and "\0" not in name
+        # A host may have the files of its own units only.
+        if not is_plain or ((directory / name).exists() and not (directory / name).is_file()):
+            raise InvalidInputError(
+                f"{path}: names the file {name!r:.200}, but only safetensors files in its own directory are read: load the model with "
+                "transformers and write it with save_pretrained"
+            )
+    return {tensor: directory / str(name) for tensor, name in files.items()}
 
 
 def _cached(name: str) -> Path:

@@ -92,6 +92,18 @@ def test_name_that_is_no_path_is_refused(root: Path, name: str) -> None:
         check(job(data={"train": path}), root)
 
 
+def test_pretrained_directory_with_a_link_to_a_file_elsewhere_is_refused(root: Path) -> None:
+    directory = root / "models" / "bert"
+    directory.mkdir()
+    (root / "models" / "blob").touch()
+    (directory / "config.json").symlink_to(root / "models" / "blob")
+    named = job(model={"pretrained": str(directory)})
+    check(named, root)
+    (directory / "chat_template.jinja").symlink_to(root / "secret" / "key.pem")
+    with pytest.raises(NotPermittedError, match=rf"^model.pretrained .*{root}/secret/key.pem"):
+        check(named, root)
+
+
 def test_host_that_reads_no_rows_checks_the_pretrained_directory_only(root: Path) -> None:
     check(job(data={"train": "/etc/passwd"}), root, cluster_index=None)
     with pytest.raises(NotPermittedError, match=r"^model.pretrained .*/etc"):

@@ -35,11 +35,15 @@ from collapipe.models.quantised_layers import (
 )
 from collapipe.models.special_tokens import SpecialTokens
 from collapipe.models.unit import IGNORED, Head, Side, Unit
+from collapipe.pretrained_directories import pretrained_values
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraModel
     from tokenizers import Tokenizer
     from transformers import PreTrainedConfig, PreTrainedModel
+
+_UNUSABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What `transformers` raises for values that no configuration can have."""
 
 
 class ModelAdapter(ABC):
@@ -102,7 +106,7 @@ class ModelAdapter(ABC):
         self.config._attn_implementation = "sdpa"
         try:
             layers: Any = self.meta_model.get_submodule(self.blocks_path)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except _UNUSABLE as error:
             raise InvalidInputError(
                 f"a {self.family} model cannot be built from its configuration: {error}; check model.config"
             ) from error
@@ -277,7 +281,7 @@ class ModelAdapter(ABC):
         try:
             check_ranges(values)
             return cls.config_class.from_dict(values)
-        except (StrictDataclassError, AttributeError, TypeError, ValueError) as error:
+        except (StrictDataclassError, *_UNUSABLE) as error:
             reason = " ".join(str(error).split())
             raise InvalidInputError(
                 f"a {cls.family} model cannot be built from its configuration: {reason}; check model.config"
@@ -351,14 +355,14 @@ class ModelAdapter(ABC):
             otherwise: The weights of the model where the directory has none.
         """
         config = copy.deepcopy(self.config)
-        theirs = self.read_config(decode_json((directory / "config.json").read_text("utf-8")))
+        theirs = self.read_config(pretrained_values(directory))
         for key in self.tie_keys:
             setattr(config, key, getattr(theirs, key))
         return load_pretrained(self.model_classes[self.task], directory, config, self.base_dtype)
 
     def describe_pretrained(self, directory: Path) -> list[Finding]:
         """Says what a person should know about how the weights of a pretrained directory are used."""
-        theirs = self.read_config(decode_json((directory / "config.json").read_text("utf-8")))
+        theirs = self.read_config(pretrained_values(directory))
         is_trained = not self.freezes_embeddings and (
             self.lora is None or changes_embeddings(self.meta_model)
         )

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, ModelConfig, TaskConfig
 from collapipe.mistakes import suggest_key
@@ -22,7 +21,7 @@ from collapipe.models.generation_settings import (
     settings_after_training,
 )
 from collapipe.models.lora import ALL_LINEAR, matching_modules
-from collapipe.pretrained_directories import pretrained_directory
+from collapipe.pretrained_directories import pretrained_directory, pretrained_values
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -148,11 +147,7 @@ def _checked_overrides(adapter: type[ModelAdapter], overrides: Mapping[str, Any]
 
 
 def _pretrained_values(adapter: type[ModelAdapter], directory: Path) -> dict[str, Any]:
-    path = directory / "config.json"
-    try:
-        values: dict[str, Any] = decode_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInputError(f"{path}: is not valid JSON: {error}; copy it again") from error
+    values = pretrained_values(directory)
     family = values.get("model_type")
     if family != adapter.family:
         raise InvalidInputError(

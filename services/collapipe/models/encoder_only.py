@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import apply_chunking_to_forward
 
-from collapipe.documents import decode_json
 from collapipe.finding import Finding
 from collapipe.mistakes import say_some
 from collapipe.models.adapter import ModelAdapter, ModelHead, cross_entropy_sum
 from collapipe.models.pretrained import load_pretrained
 from collapipe.models.unit import Side
+from collapipe.pretrained_directories import pretrained_values
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -111,7 +111,7 @@ class EncoderOnlyAdapter(ModelAdapter):
         return dict(labels or {})
 
     def _read_config_of(self, directory: Path) -> Any:
-        return self.read_config(decode_json((directory / "config.json").read_text("utf-8")))
+        return self.read_config(pretrained_values(directory))
 
     def _does_task(self, theirs: Any) -> bool:
         return self.model_classes[self.task].__name__ in (theirs.architectures or ())

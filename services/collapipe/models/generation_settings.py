@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
+from collapipe.pretrained_directories import read_json
 
 _ABOUT_THE_FILE = {"_from_model_config", "transformers_version"}
 _ONLY_WITH_SAMPLING = {
@@ -33,12 +33,11 @@ def read_generation_settings(directory: Path) -> dict[str, Any]:
     if not has_file:
         path = directory / "config.json"
     try:
-        settings = decode_json(path.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise TypeError(f"it is no JSON object, but of type {type(settings).__name__}")
+        settings = read_json(path)
         if not has_file:
-            settings = GenerationConfig.from_model_config(settings).to_diff_dict()
-    except (TypeError, ValueError) as error:
+            untyped: Any = settings
+            settings = GenerationConfig.from_model_config(untyped).to_diff_dict()
+    except (AttributeError, TypeError, ValueError) as error:
         raise InvalidInputError(
             f"{path}: its settings cannot be used: {error}; copy it again, or remove it"
         ) from error

@@ -13,9 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError, NotFoundError
-from collapipe.pretrained_directories import pretrained_directory
+from collapipe.pretrained_directories import pretrained_directory, sharded_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -33,8 +32,6 @@ DRAWING_WEIGHTS = threading.RLock()
 """Whoever draws the weights of a model holds this lock, and whoever loads one does, too, before `MAKING_MODELS`. Both change the
 functions of `torch.nn.init` meanwhile, in a way that does not matter on the meta device. So no other job waits while weights are drawn, which may
 take minutes."""
-
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 class _OwnRandomNumbers(TorchDispatchMode):
@@ -181,7 +178,7 @@ def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> di
             with safe_open(shards[found], "pt") as file:
                 tensor = file.get_tensor(found)
             tensors[name] = tensor.to(adapter.base_dtype) if tensor.is_floating_point() else tensor
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, InvalidInputError, SafetensorError) as error:
         raise NotFoundError(
             f"{directory} cannot be read: {error}; check the path and its permissions, or copy the directory again"
         ) from error
@@ -190,12 +187,12 @@ def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> di
 
 def _shards(directory: Path) -> dict[str, Path]:
     """Returns the file of each tensor of a pretrained directory."""
-    single, index = (directory / name for name in _WEIGHTS)
-    if single.is_file():
-        with safe_open(single, "pt") as file:
-            return dict.fromkeys(file.keys(), single)
-    files = decode_json(index.read_text("utf-8"))["weight_map"]
-    return {name: directory / file for name, file in files.items()}
+    shards = sharded_weights(directory)
+    if shards is not None:
+        return shards
+    single = directory / "model.safetensors"
+    with safe_open(single, "pt") as file:
+        return dict.fromkeys(file.keys(), single)
 
 
 @contextmanager
