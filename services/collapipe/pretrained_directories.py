@@ -12,8 +12,10 @@ from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_MAX_JSON_BYTES = 16 << 20
-"""Largest JSON file but the tokenizer. Those of known models have less than 4 MiB."""
+MAX_VOCABULARY_BYTES = 64 << 20
+"""Largest tokenizer.json, and largest vocabulary that a host fetches."""
+_MAX_TEXT_BYTES = 16 << 20
+"""Largest other file but the weights. Those of known models have less than 4 MiB."""
 _MAX_LABELS = 100_000
 """Most labels of a pretrained model. `transformers` makes a name for each."""
 _NOT_READ = {"auto_map", "transformers_weights"}
@@ -80,15 +82,7 @@ def pretrained_directory(name: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a small JSON object of a pretrained directory; raises `InvalidInputError`."""
     try:
-        # A pipe or a device would never end.
-        size = path.stat().st_size if path.is_file() else 0
-        if size > _MAX_JSON_BYTES:
-            raise InvalidInputError(
-                f"{path}: has {size} bytes, but at most {_MAX_JSON_BYTES} bytes are read: remove what the model does not need"
-            )
-        document: Any = decode_json(path.read_text(encoding="utf-8") if size else "")
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
+        document: Any = decode_json(read_text(path))
     except ValueError as error:
         raise InvalidInputError(f"{path}: is not valid JSON: {error}; copy it again") from error
     if not isinstance(document, dict):
@@ -96,6 +90,24 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path}: is a JSON {type(document).__name__}, but must be an object: copy it again"
         )
     return document
+
+
+def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str:
+    """Reads a file of a pretrained directory; raises `InvalidInputError`."""
+    try:
+        # A pipe or a device would never end.
+        if path.exists() and not path.is_file():
+            raise InvalidInputError(f"{path}: is no file: copy the directory again")
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise InvalidInputError(
+                f"{path}: has {size} bytes, but at most {max_bytes} bytes are read: remove what the model does not need"
+            )
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInputError(f"{path}: is not valid UTF-8: {error}; copy it again") from error
 
 
 def pretrained_values(directory: Path) -> dict[str, Any]:

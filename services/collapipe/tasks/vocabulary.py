@@ -8,25 +8,29 @@ of `transformers` produce the same token ids, and render chats as the same text.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers, processors, trainers
 from tokenizers.decoders import DecodeStream
 
+from collapipe.chat_renderer import ChatRenderer
 from collapipe.data.rows import check_text
 from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from collapipe.pretrained_directories import MAX_VOCABULARY_BYTES, read_json, read_text
+from collapipe.tasks.tokenizer_limits import read_tokenizer
 
 _BATCH = 1024
 _BATCH_CHARACTERS = 1_000_000
 """Most texts that are encoded at once, and about how many characters. An `Encoding` is large, so they are not all in
 memory."""
+
+_ROLES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+"""The special tokens that a tokenizer_config.json may name."""
 
 
 class Vocabulary:
@@ -74,11 +78,13 @@ class Vocabulary:
             batch.append(text)
             num_characters += len(text)
             if len(batch) == _BATCH or num_characters > _BATCH_CHARACTERS:
-                yield from self._tokenizer.encode_batch(
-                    batch, add_special_tokens=add_special_tokens
-                )
+                yield from self._encode_batch(batch, add_special_tokens)
                 batch, num_characters = [], 0
-        yield from self._tokenizer.encode_batch(batch, add_special_tokens=add_special_tokens)
+        yield from self._encode_batch(batch, add_special_tokens)
+
+    def _encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Encoding]:
+        with _faults_of_tokenizer("the tokenizer fails on a text"):
+            return self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
 
     def encode_beginnings(
         self, texts: Sequence[str], *, add_start: bool = True
@@ -202,14 +208,10 @@ class Vocabulary:
             InvalidInputError: There is no chat template, it refuses the messages, it does not render the last message behind
                 the others, or the text cannot be encoded.
         """
-        # Only chats need it.
-        from jinja2 import TemplateError
-
-        render: Any = self._renderer.apply_chat_template
+        renderer = self._renderer
         try:
-            before: str = render(messages[:-1], tokenize=False, add_generation_prompt=True)
-            whole: str = render(messages, tokenize=False)
-        except (TemplateError, TypeError, ValueError) as error:
+            before, whole = renderer.render([(messages[:-1], True), (messages, False)])
+        except InvalidInputError as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             raise InvalidInputError(
                 f"{place}: the chat template of {self._origin} refuses the messages, whose roles are {roles:.200}: {error}; "
@@ -225,9 +227,7 @@ class Vocabulary:
         return before, whole[len(before) :]
 
     @cached_property
-    def _renderer(self) -> "PreTrainedTokenizerFast":
-        from transformers import PreTrainedTokenizerFast
-
+    def _renderer(self) -> ChatRenderer:
         if self._chat_template is None:
             what = (
                 self._origin
@@ -237,11 +237,7 @@ class Vocabulary:
                 f"{what}: has no chat template, but rows of the data have messages: set model.pretrained to a directory with "
                 "chat_template.jinja, or with chat_template in its tokenizer_config.json, or give each row a prompt and a completion"
             )
-        make: Any = PreTrainedTokenizerFast
-        renderer: PreTrainedTokenizerFast = make(
-            tokenizer_object=self._tokenizer, chat_template=self._chat_template, **self._roles
-        )
-        return renderer
+        return ChatRenderer(self._chat_template, self._roles)
 
     def encode_prompt(self, text: str, *, add_start: bool = True) -> list[int]:
         """Encodes one text that a model continues; raises `InvalidInputError` if it has no tokens."""
@@ -318,12 +314,7 @@ def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
 def read_vocabulary(directory: Path, family: str) -> bytes:
     """Reads the vocabulary of a pretrained directory, without the padding and truncation of its tokenizer.json."""
     path = directory / "tokenizer.json"
-    try:
-        tokenizer = _parse(path.read_bytes())
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
+    tokenizer = _parse(read_text(path, MAX_VOCABULARY_BYTES).encode())
     adapter = adapter_class(family)
     start, end = _tokens_around(tokenizer)
     if end and adapter.continues_text:
@@ -358,35 +349,54 @@ def _tokens_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def _read_additions(directory: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str | None]:
     """Returns the special tokens that a pretrained directory names and the vocabulary has, by role, and its chat template."""
-    from transformers import PreTrainedTokenizerFast
-
-    read: Any = PreTrainedTokenizerFast.from_pretrained
-    try:
-        described = read(directory, local_files_only=True)
-        has_template = described.chat_template is not None
-        chat_template = described.get_chat_template() if has_template else None
-        configs = [
-            decode_json((directory / name).read_text("utf-8"))
-            for name in ("config.json", "generation_config.json")
-            if (directory / name).is_file()
-        ]
-    except (OSError, TypeError, ValueError) as error:
-        raise InvalidInputError(
-            f"{directory}: the files of its tokenizer cannot be read: {error}; write them with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
-        ) from error
+    configs = [
+        read_json(directory / name)
+        for name in ("config.json", "generation_config.json")
+        if (directory / name).is_file()
+    ]
+    path, older = directory / "tokenizer_config.json", directory / "special_tokens_map.json"
+    described = read_json(path) if path.is_file() else {}
+    # `transformers` also reads the older file only then.
+    if "added_tokens_decoder" not in described and older.is_file():
+        described |= read_json(older)
     declared: dict[str, str] = {}
     for config in configs:
         for role in ("bos_token", "eos_token", "pad_token"):
             ids = config.get(f"{role}_id")
-            first = ids[0] if isinstance(ids, list) and ids else ids
-            is_id = isinstance(first, int) and first >= 0
+            first: Any = ids[0] if isinstance(ids, list) and ids else ids
+            is_id = isinstance(first, int) and 0 <= first < 1 << 32
             token = tokenizer.id_to_token(first) if is_id else None
             declared |= {} if token is None else {role: token}
     # What the tokenizer's own files say counts first.
-    declared |= {role: str(token) for role, token in described.special_tokens_map.items()}
+    for role in _ROLES:
+        token = described.get(role)
+        token = token.get("content") if isinstance(token, dict) else token
+        declared |= {role: token} if isinstance(token, str) else {}
     has_token = {role: t for role, t in declared.items() if tokenizer.token_to_id(t) is not None}
-    return has_token, chat_template
+    return has_token, _chat_template(directory, described.get("chat_template"))
+
+
+def _chat_template(directory: Path, described: Any) -> str | None:
+    """Returns the chat template of a pretrained directory.
+
+    Args:
+        described: What tokenizer_config.json says: a template, or several with their names. A file of its own counts first.
+    """
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return read_text(path)
+    template = described
+    if isinstance(described, list):
+        named = (each for each in described if isinstance(each, dict))
+        template = {each.get("name"): each.get("template") for each in named}
+    if isinstance(template, dict):
+        template = template.get("default")
+    if described is not None and not isinstance(template, str):
+        raise InvalidInputError(
+            f"{directory}: the chat_template in tokenizer_config.json is {described!r:.80}, but must be a text, or named templates with "
+            "one of the name 'default': write the template into chat_template.jinja"
+        )
+    return None if template is None else str(template)
 
 
 def write_tokenizer_files(directory: Path, vocabulary: bytes, family: str, max_length: int) -> None:
@@ -429,15 +439,47 @@ def declared_tokens(vocabulary: bytes) -> dict[str, str]:
 
 
 def _additions(vocabulary: bytes) -> dict[str, Any]:
-    additions: dict[str, Any] = decode_json(vocabulary.partition(b"\n")[2] or b"{}")
-    return additions
+    """Returns the second line of a vocabulary, which may come from another host; raises `InvalidInputError`."""
+    line = vocabulary.partition(b"\n")[2] or b"{}"
+    try:
+        additions: Any = decode_json(line)
+        tokens, template = additions.get("special_tokens", {}), additions.get("chat_template", "")
+        is_right = all(isinstance(text, str) for text in (template, *tokens, *tokens.values()))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidInputError(_bad_additions(line)) from error
+    if not is_right:
+        raise InvalidInputError(_bad_additions(line))
+    return dict(additions)
+
+
+def _bad_additions(line: bytes) -> str:
+    return (
+        f"the second line of the vocabulary is {line!r:.80}, but must have special tokens and a chat template: run the same version of "
+        "CollaPipe on all machines"
+    )
 
 
 def _parse(tokenizer_json: bytes) -> Tokenizer:
+    """Returns a tokenizer that neither pads nor cuts."""
+    with _faults_of_tokenizer(
+        f"the vocabulary ({len(tokenizer_json)} bytes) is not a tokenizer.json that can be used"
+    ):
+        read_tokenizer(tokenizer_json)
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.decode(tokenizer.encode("a").ids)  # finds mistakes now
+    return tokenizer
+
+
+@contextmanager
+def _faults_of_tokenizer(what: str) -> Iterator[None]:
+    """Raises `InvalidInputError` for whatever the library raises, which may be a panic of Rust."""
     try:
-        return Tokenizer.from_buffer(tokenizer_json)
-    except ValueError as error:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise InvalidInputError(
-            f"the vocabulary ({len(tokenizer_json)} bytes) is not a tokenizer.json: {error}; write one "
-            "with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            f"{what}: {error!s:.500}; write one with AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         ) from error

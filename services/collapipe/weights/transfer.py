@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import grpc
 
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
+from collapipe.pretrained_directories import MAX_VOCABULARY_BYTES
 from collapipe.rpc import ChannelPool, is_of_cluster, link_to_caller, within_silence
 from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
@@ -29,8 +30,6 @@ from collapipe.weights.tensor_blob import TensorBlob
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-_MAX_VOCABULARY_BYTES = 64 << 20
 
 _MAX_BLOB_BYTES = 8 << 30
 """Largest blob that a host fetches."""
@@ -159,7 +158,7 @@ def store_blob(
 
 def fetch_vocabulary(store: BlobStore, channels: ChannelPool, source: job_pb2.BlobSource) -> bytes:
     """Returns a vocabulary, after fetching it into a store unless it is stored already. Has the errors of `fetch_blob`."""
-    store_blob(store, channels, source.digest, [source.address], max_bytes=_MAX_VOCABULARY_BYTES)
+    store_blob(store, channels, source.digest, [source.address], max_bytes=MAX_VOCABULARY_BYTES)
     return store.read_checked(source.digest)
 
 
