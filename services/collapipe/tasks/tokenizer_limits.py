@@ -69,9 +69,9 @@ def read_tokenizer(tokenizer_json: bytes) -> dict[str, Any]:
     try:
         document: Any = json.loads(tokenizer_json, object_pairs_hook=_without_doubles)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("it is nested too deeply: copy it again") from error
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-        raise ValueError("it is no object with a model")
+        raise ValueError("it must be an object with a model: copy it again")
     for section in _STEPS:
         _check_section(section, document.get(section))
     _check_model(document["model"])
@@ -118,7 +118,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuses a key that is there twice, because the library may take the other one."""
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise ValueError("an object in it has a key twice")
+        raise ValueError("an object in it has a key twice: remove one of them")
     return result
 
 
@@ -127,15 +127,17 @@ def _check_section(section: str, first: Any) -> None:
     found: set[str] = set()
     steps = list(_steps(first, section))
     if len(steps) > _MAX_STEPS:
-        raise ValueError(f"{section} has more than {_MAX_STEPS} steps")
+        raise ValueError(f"{section} has too many steps: use at most {_MAX_STEPS}")
     for step in steps:
         kind = step.get("type")
         if not isinstance(kind, str) or kind not in _STEPS[section]:
             raise ValueError(
-                f"{section} has a step of type {kind!r:.80}, but known are {', '.join(sorted(_STEPS[section]))}"
+                f"{section} has a step of type {kind!r:.80}: use one of {', '.join(sorted(_STEPS[section]))}"
             )
         if kind in found & _ONCE:
-            raise ValueError(f"{section} has {kind} twice, which can make texts very long")
+            raise ValueError(
+                f"{section} has {kind} twice, which can make texts very long: use it once"
+            )
         found.add(kind)
         _check_step(f"{section} {kind}", step)
         if kind == "Replace":
@@ -162,7 +164,7 @@ def _steps(step: Any, section: str) -> Iterator[dict[str, Any]]:
             waiting += _list(members, section, _MAX_STEPS)
         else:
             yield step
-    raise ValueError(f"{section} has more than {_MAX_STEPS} steps")
+    raise ValueError(f"{section} has too many steps: use at most {_MAX_STEPS}")
 
 
 def _check_step(name: str, step: dict[str, Any]) -> None:
@@ -189,8 +191,8 @@ def _check_pattern(name: str, pattern: Any) -> None:
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
     if isinstance(expression, str) and not takes_linear_time(expression):
         raise ValueError(
-            f"{name} has the pattern {expression!r:.200}, which may take very long for some texts. Known are patterns of GPT-2, GPT-4, "
-            "Llama 3, Qwen and Mistral, and those without groups in which only items that may be absent follow a repeated one"
+            f"{name} has the pattern {expression!r:.200}, which may take very long for some texts: use those of GPT-2, GPT-4, "
+            "Llama 3, Qwen or Mistral, or one without groups in which only items that may be absent follow a repeated one"
         )
 
 
@@ -199,7 +201,9 @@ def _check_characters(name: str, characters: Any) -> None:
     try:
         table = base64.b64decode(characters, validate=True)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} has a table that is not base64: {error}") from error
+        raise ValueError(
+            f"{name} has a table that is not base64 ({error}): copy it again"
+        ) from error
     size = int.from_bytes(table[:4], "little")
     longest = max(map(len, table[4 + size :].split(b"\0")))
     if len(table) < 4 + size or longest > _MAX_AFFIX:
