@@ -10,10 +10,10 @@ from collapipe.errors import InvalidInputError
 _MANY, _END = "{% for _ in range(99999) %}", "{% endfor %}"
 CASES = {
     "loops": _MANY * 3 + _END * 3,
-    "power": "{{ 10 ** (10 ** 10) }}",
+    "power": "{% set n = 9 + messages | length %}{{ n ** (n ** n) }}",
     "recursion": "{{ forever() }}",
-    "multiplication": "{{ 'a' * 10 ** 10 }}",
-    "large text": "{{ 'a' * (17 * 2 ** 20) }}",
+    "multiplication": "{% set n = 9 + messages | length %}{{ 'a' * n ** n }}",
+    "large text": "{% set n = 17 * messages | length %}{{ 'a' * n * 2 ** 20 }}",
     "doubling": "{% set n = namespace(a='a') %}{% for _ in range(99) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
     "filter": "{{ 'a' | center(10 ** 10) }}",
     "format": "{{ '%10000000000d' % 1 }}",
