@@ -56,5 +56,5 @@ def test_template_that_takes_time_or_memory_or_leaves_its_sandbox_is_refused(
 
 
 def test_template_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="if"):
+    with pytest.raises(InvalidInputError, match="[Ee]xpected"):
         ChatRenderer("{% if %}", {}).render([(chat("a"), True)])
