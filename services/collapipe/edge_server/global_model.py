@@ -130,7 +130,8 @@ class GlobalModel:
             },
         )
         if has_commit:  # A person has deleted the document, because it was damaged.
-            self._restore_frozen(job)
+            if not self.is_complete():
+                self._restore_frozen(job, check)
             return
         clusters = [
             plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(job.clusters)
