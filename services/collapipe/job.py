@@ -46,7 +46,7 @@ MOST_ROWS = 1 << 40
 """Largest number of rows. No control unit can hold so many, and sums of many clusters fit into 64 bits."""
 MOST_TOKENS = 1 << 22
 """Largest vocabulary."""
-LEAST_NOISE = 1e-3
+LEAST_NOISE = 1e-9
 """Smallest `privacy.noise_multiplier` that is not 0."""
 MOST_SECURE_CHANGE = 7.0
 """Largest change of a weight in one round with `averaging.secure`."""
@@ -199,7 +199,7 @@ class TrainingConfig(Section):
     """When the optimizer steps. `mini_batch`: once for each mini-batch, with accumulated gradients.
     `micro_batch`: after every micro-batch."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: float = Field(default=3e-4, gt=0, le=1e6)
+    learning_rate: float = Field(default=3e-4, gt=0, le=1e38)
     """Peak learning rate."""
     weight_decay: float = Field(default=0.01, ge=0, le=1e6)
     """Weight decay of matrices. Vectors (biases, layer norms) do not decay. That of AdamW is decoupled: it does not pass through

@@ -126,8 +126,9 @@ def events() -> list[WatchJobResponse]:
 )
 @pytest.mark.usefixtures("in_empty_folder")
 def test_commands_print_words_of_others_as_words(
-    hostile: FakeServices, code: int, command: list[str]
+    hostile: FakeServices, code: int, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # Tables cut words to the width of the terminal.
     check_harmless(run(*command, *hostile.options, code=code, typed="n\n").output)
 
 

@@ -1,7 +1,6 @@
 """Which hosts are there, which of them a job takes, and what is told about those that are missing."""
 
 import logging
-import re
 import time
 from collections.abc import Sequence
 
@@ -228,9 +227,10 @@ def test_job_takes_the_clusters_of_the_deployment_that_it_names() -> None:
 def test_clusters_of_the_deployment_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValidationError, match="use_clusters .* 1 .* 2 "):
         job(clusters=2, use_clusters=[0])
-    for use_clusters in ([1, 1], [-1, 0]):
-        with pytest.raises(ValidationError, match=re.escape(f"use_clusters is {use_clusters}")):
-            job(clusters=2, use_clusters=use_clusters)
+    with pytest.raises(ValidationError, match=r"use_clusters is \[1, 1\]"):
+        job(clusters=2, use_clusters=[1, 1])
+    with pytest.raises(ValidationError, match=r"use_clusters\.0\n.*\n?.*input_value=-1"):
+        job(clusters=2, use_clusters=[-1, 0])
 
 
 def test_job_says_everything_that_is_missing() -> None:

@@ -1,6 +1,5 @@
 """Tiny models, and fixtures that several tests of stages need."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -61,13 +60,19 @@ def make_adapter(make_tokenizer: Callable[[str], Tokenizer]) -> MakeAdapter:
         if family != "gpt2":
             drops = {"attention_dropout": dropout}
         config = _SIZES[family] | drops | more
-        model = ModelConfig(family=family, config=config, half_blocks=half_blocks)
+        model = ModelConfig.model_validate(
+            {
+                "family": family,
+                "config": config,
+                "half_blocks": half_blocks,
+                "base_dtype": dtype,
+                "lora": {"r": 2, "lora_alpha": 8, "target_modules": lora} if lora else None,
+            }
+        )
         task = TaskConfig(kind=kind, max_length=max_length, max_new_tokens=8)  # type: ignore[arg-type]
-        values = json.loads(create_config_json(model, task, [], make_tokenizer(family)))
-        values["dtype"] = dtype
-        if lora:
-            values["lora"] = {"r": 2, "lora_alpha": 8, "target_modules": lora}
-        return adapter_for(family, kind, json.dumps(values))
+        return adapter_for(
+            family, kind, create_config_json(model, task, [], make_tokenizer(family))
+        )
 
     return make
 
