@@ -46,7 +46,7 @@ MOST_ROWS = 1 << 40
 """Largest number of rows. No control unit can hold so many, and sums of many clusters fit into 64 bits."""
 MOST_TOKENS = 1 << 22
 """Largest vocabulary."""
-LEAST_NOISE = 1e-9
+LEAST_NOISE = 1e-12
 """Smallest `privacy.noise_multiplier` that is not 0."""
 MOST_SECURE_CHANGE = 7.0
 """Largest change of a weight in one round with `averaging.secure`."""
@@ -183,7 +183,7 @@ class ModelConfig(Section):
 _Share = Annotated[float, Field(ge=0, lt=1)]
 _Constant = Annotated[float, Field(ge=-1e12, le=1e12)]
 _Blocks = Annotated[int, Field(ge=0, le=1_000)]
-_Devices = Annotated[int, Field(ge=1, le=1_000)]
+_Devices = Annotated[int, Field(ge=0, le=1_000)]
 
 
 class TrainingConfig(Section):
@@ -467,6 +467,10 @@ class JobConfig(Section):
         if isinstance(counts, list) and len(counts) != self.clusters:
             raise ValueError(
                 f"devices_per_cluster lists {len(counts)} numbers for {self.clusters} clusters"
+            )
+        if counts is not None and min(counts if isinstance(counts, list) else [counts]) < 1:
+            raise ValueError(
+                f"devices_per_cluster is {counts}: a cluster needs at least 1 device to run its blocks"
             )
         used = self.use_clusters
         if used is not None and len(used) != self.clusters:

@@ -32,8 +32,9 @@ def check_job_files(
     for setting, name in _names(job, cluster_index):
         for path in _paths(setting, name):
             if folders and not any(path.is_relative_to(folder) for folder in folders):
+                place = "" if str(path) == name else f" (it is at, or has a link to, {path})"
                 raise NotPermittedError(
-                    f"{setting} names {name} (it is at, or has a link to, {path}), but on this host jobs may only read files in "
+                    f"{setting} names {name}{place}, but on this host jobs may only read files in "
                     f"{' and '.join(map(str, folders))}: move the file there, or start the service with --data-root set to the folder "
                     "of the file"
                 )

@@ -13,6 +13,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from collapipe.control_unit.model_use import ModelUse
 from collapipe.edge_server.global_model import GlobalModel
+from collapipe.edge_server.stored_documents import write_commit
 from collapipe.job import FAMILIES, LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 from collapipe.models import (
     GenerationSettings,
@@ -134,7 +135,7 @@ class Trained:
             blob = TensorBlob(weights)
             store.put(blob.digest, blob.read(), is_checked=True)
             commit.global_units[index].weights_digest = blob.digest
-        self._model._write_commit(commit)
+        write_commit(self._model._directory, commit)
 
     def export(self, directory: Path, *, merged: bool = False) -> Path:
         directory.mkdir()

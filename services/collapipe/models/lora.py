@@ -46,11 +46,9 @@ def add_lora(
     Raises:
         InvalidInputError: The settings do not fit the model.
     """
-    if isinstance(settings.target_modules, str) and settings.target_modules != ALL_LINEAR:
-        raise InvalidInputError(
-            f"model.lora.target_modules is the pattern {settings.target_modules!r}, which `create_config_json` should have "
-            "replaced by names: start a new job, because this one was made by an older version"
-        )
+    pattern = settings.target_modules
+    if isinstance(pattern, str) and pattern != ALL_LINEAR:  # A job of an earlier version stores it.
+        settings = settings.model_copy(update={"target_modules": matching_modules(model, pattern)})
     # The import is slow, and only jobs with LoRA need it.
     from peft import LoraConfig as PeftConfig
     from peft.tuners.lora import LoraModel

@@ -9,7 +9,7 @@ from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2
 _MOST_BYTES = 1 << 18
 """Largest message, without losses. A hundred units and a hundred devices need a tenth of it."""
 _BYTES_OF_STEP = 32
-"""What each mini-batch adds to that: its loss and its gradient norm take 16 bytes."""
+"""What each step of the optimizer adds to that: its loss and its gradient norm take 16 bytes. A step may be a micro-batch."""
 _BYTES_OF_LABEL = 150
 """What each label adds: three counts with their names."""
 _MOST_GROWTH = 100
@@ -32,9 +32,8 @@ def mistake_in(
     Args:
         num_rows: Training rows that the cluster has loaded.
     """
-    most_bytes = (
-        _MOST_BYTES + _BYTES_OF_STEP * request.local_steps + _BYTES_OF_LABEL * len(request.labels)
-    )
+    most_steps = request.local_steps * max(1, request.plan.num_micro_batches)
+    most_bytes = _MOST_BYTES + _BYTES_OF_STEP * most_steps + _BYTES_OF_LABEL * len(request.labels)
     if response.ByteSize() > most_bytes:
         return f"a message of {response.ByteSize()} bytes, over the limit of {most_bytes}"
     match response.WhichOneof("event"):

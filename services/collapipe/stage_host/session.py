@@ -198,13 +198,14 @@ class StageSession:
         self._resident_units = resources.resident_units(configure, self._training)
         adapter = self._resident_units.adapter
         self._num_classes = adapter.num_classes
-        self._frame_limits = frame_limits(
-            configure.plan, configure.settings, self._training, adapter
-        )
+        # Before the limits: from then on, neighbours may open their streams.
         self._shapes = FrameShapes(
             configure.settings,
             adapter,
             has_tokens=not configure.plan.stages[self.stage_index].start_unit,
+        )
+        self._frame_limits = frame_limits(
+            configure.plan, configure.settings, self._training, adapter
         )
         self._labels = FrameAssembler(of_kinds(self._frame_limits, {FrameKind.LABELS}))
 
@@ -503,6 +504,7 @@ class StageSession:
                 self._shares.enter_context(link.limited_to(share))
 
     def _links_with(self, neighbour_index: int, outbox: Outbox[Frame]) -> NeighbourLinks:
+        assert self._shapes is not None
         plan, links = self._configure.plan, self._resources.links
         neighbour = plan.stages[neighbour_index]
         stage_labels = (str(self._configure.host_cluster), str(self.stage_index))
@@ -518,7 +520,7 @@ class StageSession:
             self._link_capacity(neighbour_index),
             links.emulation,
             self.mailbox.put,
-            self._shapes.mistake_in if self._shapes is not None else lambda frame: "",
+            self._shapes.mistake_in,
         )
         self._incoming.append(incoming)
         shared = links.link_to(neighbour.host_id, neighbour.address)

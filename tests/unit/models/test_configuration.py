@@ -263,9 +263,15 @@ def test_pattern_of_lora_becomes_names_in_a_time_that_no_pattern_can_make_long(
             targets(unreadable)
 
 
-def test_host_matches_no_pattern(make_adapter: Callable[..., ModelAdapter], with_lora: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"target_modules is the pattern '\.\*_proj'"):
-        with_lora(make_adapter("llama", "causal_lm"), target_modules=".*_proj")
+def test_pattern_that_an_earlier_version_stored_takes_no_longer(
+    make_adapter: Callable[..., ModelAdapter], with_lora: Any
+) -> None:
+    llama = make_adapter("llama", "causal_lm")
+    changed = with_lora(llama, target_modules=r".*\.2\..*\.q_proj")
+    assert [i for i in range(changed.num_units) if changed.frozen_names(i)] != []
+    assert changed.num_trained_units == 1
+    with pytest.raises(InvalidInputError, match=r"target_modules.*X"):
+        with_lora(llama, target_modules=r"([a-z.]+|[a-z0-9_.]+)+X")
 
 
 LONG = TaskConfig(kind="translation", max_new_tokens=2000)

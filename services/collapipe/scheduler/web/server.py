@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 64
+_MOST_OF_AN_ADDRESS = 16
+"""A browser opens six connections at most."""
 SILENCE_SECONDS = 10.0
 """A connection without a request is closed after one to two times this time, and one without a TLS handshake after it."""
 _MOST_HEADER_BYTES = 16_384
@@ -32,17 +34,18 @@ _DRAIN_SECONDS = 3.0
 
 
 class _Listener(socket.socket):
-    """Closes connections beyond the limit at once, so also those whose TLS handshake never ends are few."""
+    """Closes connections beyond the limits at once, so also those whose TLS handshake never ends are few."""
 
-    _open: tuple[socket.socket, ...] = ()
+    _open: tuple[tuple[socket.socket, str], ...] = ()
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, address = super().accept()
-        self._open = tuple(each for each in self._open if each.fileno() >= 0)
-        if len(self._open) >= MOST_CONNECTIONS:
+        self._open = tuple(each for each in self._open if each[0].fileno() >= 0)
+        of_address = sum(other == address[0] for _, other in self._open)
+        if len(self._open) >= MOST_CONNECTIONS or of_address >= _MOST_OF_AN_ADDRESS:
             connection.close()
             raise ConnectionAbortedError  # asyncio goes on with the next one.
-        self._open += (connection,)
+        self._open += ((connection, address[0]),)
         return connection, address
 
 
