@@ -21,7 +21,7 @@ MOST_CONNECTIONS = 4096
 """Connections to a server at a time. A scheduler with 1,200 hosts needs fewer. Each takes up to 50 kB before its first call."""
 
 LOOK_SECONDS = 0.5
-"""Least time between two looks. After one that closed nothing, the next comes 20 times as long after it as it took."""
+"""Least time between two looks. A look that closed nothing is followed by a pause of 20 times its own duration, if that is longer."""
 
 _DESCRIPTORS = "/proc/self/fd"
 

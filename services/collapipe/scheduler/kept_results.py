@@ -9,8 +9,8 @@ from collapipe.scheduler.host_registry import JobHosts
 from collapipe.v1 import control_unit_pb2, plan_pb2
 
 _MOST_FAILURES = 3
-"""How often other clusters may fail before they have come back to the round. Then all clusters repeat the rounds since the restore
-point, because it moves on with each of them."""
+"""Attempts that may fail while clusters are on their way back to the round. Then all clusters repeat the rounds since the restore
+point: each repeated round that succeeds moves the restore point on, which rounds of some clusters cannot do."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class KeptResults:
         edge_server: The process of the edge server that has the weights.
         evaluations: What clusters have counted at the beginning of the round.
         results: By cluster index.
-        num_failures: How often other clusters have failed on their way back to this round.
+        num_failures: Attempts that have failed while other clusters were on their way back to this round.
     """
 
     last_commit: tuple[int, int]

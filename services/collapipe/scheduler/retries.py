@@ -65,7 +65,8 @@ class Retries:
     def committed(self, num_rounds: int, num_restorable: int) -> None:
         """Tells how many rounds are committed now, and how many the restore point has. Time limits start again.
 
-        Counts start again only if there were never as many rounds. Waits also do if the restore point has moved on.
+        The number of repeats starts again if there were never as many rounds, or if the restore point has moved on. The counts of
+        faults of hosts start again only in the first case.
         """
         self._first_failure_at = self._first_other_at = self._ends_at = None
         self.num_failures = 0

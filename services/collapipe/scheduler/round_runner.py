@@ -96,6 +96,7 @@ class RoundRunner:
             kept.usable(last, planner.hosts) if kept and can_catch_up(progress, last) else None
         )
         """The results of the next round that clusters have kept."""
+        self._num_failures_before = self._kept.num_failures if self._kept else 0
         self._is_behind = self._kept is not None
         """Whether the other clusters have to repeat committed rounds alone."""
         self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept, prepared)
@@ -235,7 +236,8 @@ class RoundRunner:
         except CollapipeError as error:
             is_its_own = not isinstance(error, CancelledError)
             if is_its_own and self._kept:
-                self._kept.num_failures += 1
+                # Once for each attempt, though several clusters may fail at the same time.
+                self._kept.num_failures = self._num_failures_before + 1
             if is_its_own and self._failing.failed(request.plan.cluster_index, error):
                 # If all clusters repeat the rounds, they can go on without this one.
                 self._kept = None if self._job.may_leave_out_clusters else self._kept
@@ -475,7 +477,7 @@ class RoundRunner:
             last_commit=(self._commit.attempt, self._commit.num_rounds),
             edge_server=hosts.edge_server.incarnation,
             evaluations=self._clusters.evaluations,
-            num_failures=self._kept.num_failures + 1 if self._kept else 0,
+            num_failures=self._num_failures_before + 1 if self._kept else 0,
         )
         for index, prepared in results.items():
             if index in earlier:
