@@ -76,6 +76,7 @@ from collapipe.scheduler.job_store import JobDocument  # noqa: E402
 from collapipe.scheduler.scrape import read_page  # noqa: E402
 from collapipe.secure_aggregation.keys import PublicKeys  # noqa: E402
 from collapipe.tasks.vocabulary import parse_vocabulary  # noqa: E402
+from collapipe.telemetry.known_hosts import KnownHost, KnownHosts  # noqa: E402
 from collapipe.tensors.frames import Frame, FrameAssembler, FrameKind, encode_frame  # noqa: E402
 from collapipe.v1 import (  # noqa: E402
     control_unit_pb2,
@@ -551,12 +552,14 @@ def readers(
     yield "frames", (read_frame, [len(encoded).to_bytes(2, "big") + encoded + body], ())
     blob = b"".join(map(bytes, TensorBlob({"a": torch.ones(3, 4), "b": torch.zeros(2)}).read()))
     yield "blobs", (load_tensors, [blob], ())
+    known = KnownHosts([KnownHost("device-0-0", "device-0-0:1", "0")])
     page = telemetry_pb2.GetMetricsResponse()
     for name in ("collapipe_stage_steps_total", "collapipe_link_transfer_bytes_total"):
         page.samples.add(name=name, value=3.0, labels={"link": "device-0-0>edge-server"})
 
     def read_telemetry(data: bytes) -> None:
-        read_page(telemetry_pb2.GetMetricsResponse.FromString(data), "device-0-0")
+        answer = telemetry_pb2.GetMetricsResponse.FromString(data)
+        read_page(answer, "device-0-0", "device-0-0:1", known)
 
     yield "telemetry pages", (read_telemetry, [page.SerializeToString()], (DecodeError,))
     job = make_job(folder / "sample", devices_per_cluster=2)

@@ -75,6 +75,10 @@ class Chain:
             check_issuer(self.issuer, root, now)
             _check_valid(self.certificate, "the certificate", now)
             raise NotPermittedError(f"the certificate does not count ({error})") from None
+        except ValueError as error:  # Some fields are parsed only now.
+            raise NotPermittedError(
+                f"the certificate is damaged ({error}): issue another one"
+            ) from None
 
 
 @dataclass(frozen=True)
