@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from collapipe.errors import InvalidInputError
@@ -45,6 +45,7 @@ class ChatRenderer:
         self._seconds = seconds
         self._asking = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._end_process: Callable[[], object] = lambda: None
 
     def render(self, chats: Sequence[tuple[Sequence[Mapping[str, Any]], bool]]) -> list[str]:
         """Renders chats, each with or without the generation prompt behind it.
@@ -79,13 +80,14 @@ class ChatRenderer:
         """Returns the answer. If there is none, returns b"" and the exit code of the process."""
         process = self._process
         if process is None or process.poll() is not None:
+            self._end_process()  # Closes the pipes of the one before.
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", "collapipe.chat_renderer"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
             )
-            weakref.finalize(self, _end, process)
+            self._end_process = weakref.finalize(self, _end, process)
             question = self._opening + question
         assert process.stdin is not None and process.stdout is not None
         try:

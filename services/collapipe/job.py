@@ -107,7 +107,7 @@ class DataConfig(Section):
     sharding: Literal["iid", "dirichlet"] = "iid"
     """How the rows of one file are divided among the clusters. `iid`: evenly, at random. `dirichlet`: each
     cluster gets different shares of the labels."""
-    dirichlet_alpha: float = Field(default=0.5, ge=1e-6, le=1e6)
+    dirichlet_alpha: float = Field(default=0.5, gt=0, le=1e12)
     """Concentration of the Dirichlet distribution. With a smaller value, the clusters differ more."""
     max_rows: int | None = Field(default=None, ge=1, le=MOST_ROWS)
     """Largest number of rows that are read from a training file."""
@@ -229,7 +229,7 @@ class TrainingConfig(Section):
     split_backward: bool = False
     """Send the gradient of a segment's input back before the gradients of its weights are computed. A stage computes
     those when it would otherwise wait. This changes no bit."""
-    replicate_every: int = Field(default=10, ge=1, le=1_000_000)
+    replicate_every: int = Field(default=10, ge=1, le=1_000_000_000_000)
     """Number of rounds between two copies of the optimizer state from the devices to the control unit. After a
     failure, a cluster repeats the rounds since the last complete copy: at most about twice this number, with the same result. After
     a failure or `--resume`, the first copies come earlier: after 1 round, then after 2, 4, 8 and so on more rounds. A copy moves two
@@ -237,7 +237,7 @@ class TrainingConfig(Section):
     keep_commits: int = Field(default=3, ge=1, le=100)
     """Number of the last commits whose weights stay on the edge server's disk, so that `collapipe rollback` can go back to
     them. The initial model is a commit, too. With several clusters, all commits since the last complete copy stay as well."""
-    evaluate_every: int = Field(default=1, ge=0, le=1_000_000)
+    evaluate_every: int = Field(default=1, ge=0, le=1_000_000_000_000)
     """Number of rounds between evaluations; 0 means none. The final model is always evaluated."""
 
     def num_warm_up_steps(self, total_steps: int) -> int:

@@ -1,5 +1,6 @@
 """Chat templates of somebody else render within limits, in a process that may end without harm."""
 
+import os
 from typing import Any
 
 import pytest
@@ -58,3 +59,15 @@ def test_template_that_takes_time_or_memory_or_leaves_its_sandbox_is_refused(
 def test_template_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="[Ee]xpected"):
         ChatRenderer("{% if %}", {}).render([(chat("a"), True)])
+
+
+def test_process_that_has_ended_leaves_no_open_pipes() -> None:
+    renderer = ChatRenderer("{{ messages[0].content }}", {})
+    numbers = []
+    for _ in range(3):
+        renderer.render([(chat("a"), False)])
+        numbers.append(len(os.listdir("/proc/self/fd")))
+        assert renderer._process is not None
+        renderer._process.kill()
+        renderer._process.wait()
+    assert len(set(numbers)) == 1, numbers

@@ -60,7 +60,8 @@ class DataFile:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise self._irregular()
             # A symbolic link may have changed since the job was checked, so what was opened is checked.
-            self.check_place(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
+            if self.folders:
+                self.check_place(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
         except BaseException:
             file.close()
             raise

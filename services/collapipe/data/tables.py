@@ -114,8 +114,8 @@ def _listed(file: DataFile, find: Callable[[Any], list[str]]) -> list[str]:
     with file.open() as opened:
         content = opened.read(MOST_CHARACTERS)
     try:
-        names = find(json.loads(content))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        names = find(parse_json(content.decode()))
+    except (ValueError, KeyError, TypeError) as error:
         raise InvalidInputError(
             f"{file.name}: is not what `save_to_disk` of datasets writes ({error!r:.200}): write the data again"
         ) from error

@@ -4,7 +4,6 @@ The weights of the model are frozen. They travel under the names that they have 
 settings share them. Only factors that a job does not train have names of their own.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,7 +74,7 @@ def add_lora(
     )
     try:
         tuner = LoraModel(model, config, _NAME)
-    except (ValueError, TypeError, NotImplementedError, re.error) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:
         raise InvalidInputError(
             f"model.lora does not fit the {model.config.model_type} model: {error}; {_some(names)}"
         ) from error

@@ -176,7 +176,7 @@ def _messages(text: str) -> list[dict[str, str]] | None:
     """Returns the messages of a chat. `None` for any other text. Raises `InvalidInputError` if a message has a key twice."""
     try:
         messages: Any = parse_json(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     is_chat = isinstance(messages, list) and all(
         isinstance(message, dict)

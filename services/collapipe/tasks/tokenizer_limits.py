@@ -15,8 +15,12 @@ _MAX_AFFIX = 64
 """Most characters of a text in a step, such as a prefix, and most tokens around a text."""
 _MAX_GROWTH = 64
 """How much longer all replacements together may make a text."""
-_MAX_TOKEN = 1_000
-"""Most characters of a token, and of a word that is cut into tokens of WordPiece."""
+MAX_TOKEN = 1_000
+"""Most characters of a token."""
+_MAX_WORD = 200
+"""Most characters of a word that WordPiece cuts into tokens. The time grows with their cube. BERT has 100."""
+_MAX_PATTERN = 1_000
+"""Most characters of a pattern."""
 _MAX_TOKENS = 1_000_000
 _MAX_ADDED_TOKENS = 50_000
 
@@ -189,6 +193,12 @@ def _check_step(name: str, step: dict[str, Any]) -> None:
 
 def _check_pattern(name: str, pattern: Any) -> None:
     expression = pattern.get("Regex") if isinstance(pattern, dict) else None
+    # Items before the first repeated one are compared at each place of a text.
+    for text in pattern.values() if isinstance(pattern, dict) else ():
+        if isinstance(text, str) and len(text) > _MAX_PATTERN:
+            raise ValueError(
+                f"{name} has a pattern of {len(text)} characters, but may have at most {_MAX_PATTERN}: use a shorter one"
+            )
     if isinstance(expression, str) and not takes_linear_time(expression):
         raise ValueError(
             f"{name} has the pattern {expression!r:.200}, which may take very long for some texts: use those of GPT-2, GPT-4, "
@@ -223,17 +233,17 @@ def _check_model(model: dict[str, Any]) -> None:
         tokens = [entry[0] if isinstance(entry, list) and entry else entry for entry in vocabulary]
     _check_tokens("model.vocab", _list(tokens, "model.vocab", _MAX_TOKENS))
     longest = model.get("max_input_chars_per_word", 0)
-    if not isinstance(longest, int) or longest > _MAX_TOKEN:
+    if not isinstance(longest, int) or longest > _MAX_WORD:
         raise ValueError(
-            f"model.max_input_chars_per_word is {longest!r:.80}, but may be at most {_MAX_TOKEN}"
+            f"model.max_input_chars_per_word is {longest!r:.80}, but may be at most {_MAX_WORD}"
         )
 
 
 def _check_tokens(name: str, tokens: list[Any]) -> None:
     for token in tokens:
-        if not isinstance(token, str) or len(token) > _MAX_TOKEN:
+        if not isinstance(token, str) or len(token) > MAX_TOKEN:
             raise ValueError(
-                f"{name} has the token {token!r:.80}, but tokens are texts of at most {_MAX_TOKEN} characters"
+                f"{name} has the token {token!r:.80}, but tokens are texts of at most {MAX_TOKEN} characters"
             )
 
 

@@ -22,7 +22,7 @@ from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.models import adapter_class
 from collapipe.pretrained_directories import MAX_VOCABULARY_BYTES, read_json, read_text
-from collapipe.tasks.tokenizer_limits import read_tokenizer
+from collapipe.tasks.tokenizer_limits import MAX_TOKEN, read_tokenizer
 
 _BATCH = 1024
 _BATCH_CHARACTERS = 1_000_000
@@ -301,6 +301,7 @@ def make_vocabulary(texts: Iterable[str], size: int, family: str) -> bytes:
         vocab_size=size,
         special_tokens=special,
         initial_alphabet=sorted(alphabet),
+        max_token_length=MAX_TOKEN,  # Long rules and DNA would become tokens that no host accepts.
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

@@ -30,6 +30,16 @@ from collapipe.v1.scheduler_pb2 import (
 BOX, SECONDS = "device-agent:box@3", 60.0
 
 
+def honest_host() -> Host:
+    return Host(
+        host_id="box",
+        role=HOST_ROLE_DEVICE_AGENT,
+        cluster_index=3,
+        address="127.0.0.1:5",
+        incarnation="first",
+    )
+
+
 class Deployment:
     """A scheduler, and boxes that call it."""
 
@@ -65,13 +75,7 @@ class Deployment:
             channels.close()
 
     def register(self, **changes: Any) -> Any:
-        host = Host(
-            host_id="box",
-            role=HOST_ROLE_DEVICE_AGENT,
-            cluster_index=3,
-            address="127.0.0.1:5",
-            incarnation="first",
-        )
+        host = honest_host()
         host.MergeFrom(Host(**changes))
         return self.ask("RegisterHost", RegisterHostRequest(host=host))
 
@@ -123,13 +127,7 @@ def test_box_cannot_register_as_something_else_or_as_what_no_host_can_be(
 
 
 def test_fields_that_nobody_knows_are_not_kept(deployment: Deployment) -> None:
-    host = Host(
-        host_id="box",
-        role=HOST_ROLE_DEVICE_AGENT,
-        cluster_index=3,
-        address="127.0.0.1:5",
-        incarnation="first",
-    )
+    host = honest_host()
     padding = b"\xa2\x3f" + b"\x80\x80\x02" + bytes(1 << 15)  # field 1012, 32 KiB
     padded = Host.FromString(host.SerializeToString() + padding)
     assert padded.ByteSize() > 1 << 15

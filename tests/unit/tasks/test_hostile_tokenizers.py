@@ -76,6 +76,9 @@ AROUND = {"type": "TemplateProcessing", "single": [], "pair": [], "special_token
     "data",
     [
         changed(pre_tokenizer=split(SLOW["Regex"])),
+        changed(pre_tokenizer=split("a" * 1001)),
+        changed(normalizer=replace({"String": "a" * 1001}, "a")),
+        changed_model(type="WordPiece", max_input_chars_per_word=201, unk_token="<unk>"),
         changed(normalizer=replace(SLOW, "a"), added_tokens=[added("b" * 40)]),
         changed(decoder=replace(SLOW, "a")),
         changed(normalizer=several("normalizers", *[replace({"String": "a"}, "aa")] * 16)),
@@ -107,7 +110,7 @@ AROUND = {"type": "TemplateProcessing", "single": [], "pair": [], "special_token
         b"[]",
         b"\xff",
     ],
-    ids=range(31),
+    ids=range(34),
 )  # fmt: skip
 def test_tokenizer_that_takes_time_or_memory_or_ends_the_process_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInputError, match=f"{len(data)} bytes.*tokenizer.json"):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from collapipe.errors import InvalidInputError
 from collapipe.job import ModelConfig, TaskConfig
 from collapipe.models import adapter_class, adapter_for, create_config_json
-from collapipe.tasks import Task, write_tokenizer_files
+from collapipe.tasks import Task, parse_vocabulary, write_tokenizer_files
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
 
 TEXTS = ["Ada Lovelace lives in London", "Zwei Männer lesen ein Buch", "it's a dog, isn't it?"] * 3
@@ -84,6 +84,11 @@ def test_special_token_is_found_in_a_text_where_the_tokenizer_reads_it(text: str
     [*read] = {tokenizer.token_to_id(token.content) for token in added}.intersection(ids)
     found = Vocabulary(tokenizer.to_str().encode(), "bert", 32).special_token_in(text)
     assert found.lower() == (tokenizer.id_to_token(read[0]) if read else "")
+
+
+def test_made_vocabulary_of_long_rules_and_letters_of_dna_can_be_read() -> None:
+    rows = ["-" * 1500 + " a"] * 3 + ["ACGT" * 400] * 3
+    parse_vocabulary(make_vocabulary(rows, 8000, "gpt2"))
 
 
 def test_special_token_ids_follow_the_family() -> None:
