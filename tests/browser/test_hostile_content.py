@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the Python package playwright")
 
-from benchmarks.browser import CHROMIUM, PHONE, SCREEN, open_browser
+from benchmarks.browser import PHONE, SCREEN
 from playwright.sync_api import Browser, Page, expect
 from unit.client.test_hostile_report import hostile as hostile_records
 from unit.scheduler.jobs import Rounds, hosts, job
@@ -49,14 +49,6 @@ MOST_SECONDS = 60.0
 """For a view that is drawn in a tenth of a second on an idle machine."""
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium (Debian's package chromium)")
-    with open_browser() as browser:
-        yield browser
 
 
 def watched(browser: Browser, origin: str, **options: Any) -> tuple[Page, list[str]]:

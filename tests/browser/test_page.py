@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="needs the Python package playwright")
 
-from benchmarks.browser import CHROMIUM, PHONE, SCREEN, open_browser, open_page
+from benchmarks.browser import PHONE, SCREEN, open_page
 from benchmarks.load import started
 from integration.running import FinishedJob, run_job
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
@@ -34,14 +34,6 @@ TABS = ("Now", "Curves", "Rounds", "Jobs", "Events")
 
 pytestmark = pytest.mark.timeout(900)
 expect.set_options(timeout=WAIT_MS)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium (Debian's package chromium)")
-    with open_browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="session")
