@@ -97,12 +97,13 @@ def main() -> int:
     """Runs both jobs and the attacker, and prints tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=400, help="those of each honest job")
+    parser.add_argument("--attacks", nargs="*", choices=[each.__name__ for each in ATTACKS])
     parser.add_argument("--window", type=float, default=60.0, help="seconds of a part")
     options = parser.parse_args()
     raise_open_files()
     torch.set_num_threads(1)  # as in every service
     with tempfile.TemporaryDirectory() as name:
-        return attack(Path(name), options.rounds, options.window)
+        return attack(Path(name), options.rounds, options.window, options.attacks or [])
 
 
 @dataclass
@@ -124,7 +125,7 @@ class Rounds:
         ]
 
 
-def attack(folder: Path, num_rounds: int, window: float) -> int:
+def attack(folder: Path, num_rounds: int, window: float, names: Sequence[str]) -> int:
     """Runs both jobs to their end beside the attacker. Returns the exit status."""
     slowdown = _MICRO_BATCH_SECONDS / DEVICE_PROFILES[_PROFILE].seconds_per_micro_batch
     slow = EmulatedDevice(profile=_PROFILE, slowdown=slowdown)
@@ -170,6 +171,7 @@ def attack(folder: Path, num_rounds: int, window: float) -> int:
             list(ids.values()),
             own_job(folder / "own").to_json(),
             testbed.workspace.page_link(),
+            names,
         )
         attacker = spawn.Process(target=play, args=(places, is_on, is_over, told), daemon=True)
         attacker.start()
@@ -329,6 +331,7 @@ class Places:
         honest: Ids of the jobs of others.
         job_json: A job that it may run.
         page_link: That of the page in the browser, whose address it calls without the code in it.
+        attacks: Names of the functions in `ATTACKS` that it uses; empty for all of them.
     """
 
     addresses: Mapping[str, str]
@@ -336,6 +339,7 @@ class Places:
     honest: Sequence[str]
     job_json: str
     page_link: str
+    attacks: Sequence[str]
 
 
 def play(places: Places, is_on: Any, is_over: Any, told: Any) -> None:
@@ -379,8 +383,6 @@ class Attacker:
         certificates = Workspace(self._places.workspace).certificates
         security = {name: certificates.security(name) for name in _NAMES}
         with ExitStack() as owned:
-            for target in ("scheduler", "edge-server", "device-0-0"):
-                owned.callback(Strangers(self._places.addresses[target], _IDLE).close)
             channels = {
                 (name, target): owned.enter_context(open_channel(address, each, for_weights=True))
                 for name, each in security.items()
@@ -388,7 +390,9 @@ class Attacker:
             }
             reach = Reach(self._places, security, channels)
             threads = [
-                threading.Thread(target=self._repeat, args=(attack, reach)) for attack in ATTACKS
+                threading.Thread(target=self._repeat, args=(attack, reach))
+                for attack in ATTACKS
+                if attack.__name__ in self._places.attacks or not self._places.attacks
             ]
             for thread in threads:
                 thread.start()
@@ -455,7 +459,7 @@ def hostile_documents(job_json: str, number: int) -> Iterator[tuple[str, str]]:
 
 
 def submit_hostile_jobs(reach: Reach, number: int) -> Calls:
-    """Submits what must be refused or must wait, and cancels it after some seconds."""
+    """Submits what must be refused or must wait, and cancels it after some seconds. Then submits many jobs."""
     stub: Any = SchedulerServiceStub(reach.channels[_CLIENT.name, "scheduler"])
 
     def submit_and_cancel(text: str) -> None:
@@ -466,6 +470,7 @@ def submit_hostile_jobs(reach: Reach, number: int) -> Calls:
 
     for name, text in hostile_documents(reach.places.job_json, number):
         yield f"job with {name}", partial(submit_and_cancel, text)
+    yield from submit_many_jobs(reach, number)
 
 
 def submit_many_jobs(reach: Reach, number: int) -> Calls:
@@ -571,6 +576,18 @@ def send_garbage(reach: Reach, number: int) -> Calls:
             )
 
 
+def keep_connections_idle(reach: Reach, number: int) -> Calls:
+    """Opens 1,100 connections to each of three services, and sends nothing."""
+
+    def keep() -> None:
+        with ExitStack() as owned:
+            for target in ("scheduler", "edge-server", "device-0-0"):
+                owned.callback(Strangers(reach.places.addresses[target], _IDLE).close)
+            time.sleep(20.0)
+
+    yield f"{_IDLE} idle connections to each of three services", keep
+
+
 def flood_the_page(reach: Reach, number: int) -> Calls:
     """Opens connections to the page in the browser, with half of a request, a large one, or none."""
     address = reach.places.page_link.split("//")[1].split("/")[0]
@@ -660,7 +677,7 @@ def flood_probes(reach: Reach, number: int) -> Calls:
             for _ in stub.ReceiveProbe(itertools.repeat(chunk, 200), timeout=_CALL_SECONDS):
                 pass
 
-        yield "200 MB of a probe", partial(send, stub)
+        yield "probe without an end", partial(send, stub)
 
 
 def train(reach: Reach, number: int) -> Calls:
@@ -679,11 +696,11 @@ def train(reach: Reach, number: int) -> Calls:
 
 ATTACKS: Sequence[Attack] = (
     submit_hostile_jobs,
-    submit_many_jobs,
     touch_jobs_of_others,
     read_without_end,
     watch_many_times,
     send_garbage,
+    keep_connections_idle,
     flood_the_page,
     shake_hands_slowly,
     register_again,
