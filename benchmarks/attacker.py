@@ -439,6 +439,7 @@ def hostile_documents(job_json: str, number: int) -> Iterator[tuple[str, str]]:
         ],
         "noise of 1e200": [("privacy", {"noise_multiplier": 1e200, "clip_norm": 1.0})],
         "endless data": [("data.train", ["/dev/zero"])],
+        "data from a pipe": [("data.train", [str(_pipe_of(job_json))])],
         "data of the system": [("data.train", ["../../../../../../etc/shadow"])],
         "absent cluster": [("use_clusters", [9])],
         "text of 250 kB": [("name", "x" * 250_000)],
@@ -456,6 +457,14 @@ def hostile_documents(job_json: str, number: int) -> Iterator[tuple[str, str]]:
         yield name, json.dumps(document)
     yield "deep document", "[" * 100_000
     yield "no document", "\0" * 1000
+
+
+def _pipe_of(job_json: str) -> Path:
+    """Returns a pipe to which nobody writes, beside the data of the job."""
+    pipe = Path(json.loads(job_json)["data"]["train"][0]).parent / "pipe.jsonl"
+    with suppress(FileExistsError):
+        os.mkfifo(pipe)
+    return pipe
 
 
 def submit_hostile_jobs(reach: Reach, number: int) -> Calls:

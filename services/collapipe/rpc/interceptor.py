@@ -53,6 +53,7 @@ _MOST_OF_A_CALLER = {True: STREAM_THREADS // 4, False: UNARY_THREADS // 2}
 
 _SCHEDULER = "/collapipe.v1.SchedulerService/"
 _MOST_OF_A_METHOD = {
+    "/collapipe.v1.LinkService/ReceiveProbe": 4,
     "/collapipe.v1.EdgeServerService/ExportModel": 2,
     f"{_SCHEDULER}UseModel": 16,
     f"{_SCHEDULER}GetRecords": 4,
@@ -60,8 +61,8 @@ _MOST_OF_A_METHOD = {
     f"{_SCHEDULER}ExplainDecision": 4,
     f"{_SCHEDULER}ReplayDecision": 2,
 }
-"""Calls of one caller at the same time to methods that take more than a thread: a copy of the model on the disk, up to 8 MiB of
-texts that wait, or the processor of the scheduler."""
+"""Calls of one caller at the same time to methods that take more than a thread: the bytes of a probe, a copy of the model on the
+disk, up to 8 MiB of texts that wait, or the processor of the scheduler."""
 
 _MOST_REQUEST_BYTES = 64 << 10
 _LARGE_REQUESTS = {f"{_SCHEDULER}{name}" for name in ("SubmitJob", "CheckResume", "UseModel")}
