@@ -327,6 +327,10 @@ class RandomCalls:
             item.key == BLAMED_HOST_KEY for item in call.trailing_metadata() or ()
         ):
             expected.add(grpc.StatusCode.UNAVAILABLE)  # Another host cannot be reached.
+        if "max_age" in (call.details() or ""):
+            expected.add(
+                grpc.StatusCode.UNAVAILABLE
+            )  # A server for strangers limits the age of connections.
         if call.code() not in expected and len(outcome.faults) < _MOST_FAULTS:
             names = ", ".join(sorted(code.name for code in expected))
             fault = f"{wrong}: {call.code().name} instead of {names}: {call.details()}"
