@@ -5,12 +5,12 @@ from collections import Counter, defaultdict
 
 from collapipe.errors import CollapipeError, PeerFaultyError
 
-_PATIENCE = 3.0
+PATIENCE = 3.0
 """Failures of a cluster after which all clusters repeat the round. Later ones leave the cluster out."""
-_PATIENCE_OF_ROUND = 0.1
+PATIENCE_OF_ROUND = 0.1
 """What a round that the cluster ends adds to its patience, up to that of the beginning. So whoever fails and succeeds in turns
 costs the others one attempt in ten rounds."""
-_LONGEST_PAUSE = 31
+LONGEST_PAUSE = 31
 
 
 class FailingClusters:
@@ -18,7 +18,7 @@ class FailingClusters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._patience: defaultdict[int, float] = defaultdict(lambda: _PATIENCE)
+        self._patience: defaultdict[int, float] = defaultdict(lambda: PATIENCE)
         self._failed_rounds: Counter[int] = Counter()
         """Rounds in a row without each cluster."""
         self._pauses: dict[int, range] = {}
@@ -40,7 +40,7 @@ class FailingClusters:
         With each such round in a row, the pause doubles.
         """
         with self._lock:
-            pause = min(2 ** self._failed_rounds[cluster_index] - 1, _LONGEST_PAUSE)
+            pause = min(2 ** self._failed_rounds[cluster_index] - 1, LONGEST_PAUSE)
             self._failed_rounds[cluster_index] += 1
             self._pauses[cluster_index] = range(round_index, round_index + 1 + pause)
             return self._pauses[cluster_index].stop
@@ -50,8 +50,8 @@ class FailingClusters:
         with self._lock:
             if round_index < self._pauses.get(cluster_index, range(0)).stop:
                 return
-            patience = self._patience[cluster_index] + _PATIENCE_OF_ROUND
-            self._patience[cluster_index] = min(patience, _PATIENCE)
+            patience = self._patience[cluster_index] + PATIENCE_OF_ROUND
+            self._patience[cluster_index] = min(patience, PATIENCE)
             del self._failed_rounds[cluster_index]
 
     def pausing(self, round_index: int) -> list[int]:

@@ -40,6 +40,7 @@ from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base
 from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.restarting_devices import RestartingDevices
 from collapipe.scheduler.retries import Retries
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
@@ -80,6 +81,7 @@ class JobRunner:
         self._preparation = JobPreparation(self._progress, channels, self._calls)
         self._retries = Retries(self._job.schedule.retry_seconds)
         self._failing = FailingClusters()
+        self._restarting = RestartingDevices()
         self._planner: Planner | None = None
         self._used: dict[int, set[str]] = {}
         """Ids of the hosts that the job has used, by cluster index."""
@@ -249,6 +251,7 @@ class JobRunner:
         self._progress.jobs.grants.begin_attempt(self.host_clusters)
         self._say(scheduler_pb2.JOB_STATE_PREPARING, "looks for hosts")
         hosts = self._wait_for_hosts()
+        self._restarting.takes_part(hosts.devices)
         if not self._used:
             self._use(hosts)
         self._progress.warn(long_warm_up(self._job))
@@ -293,11 +296,14 @@ class JobRunner:
         try:
             while not rounds.is_trained:
                 began = self._telemetry.now()
+                reached = self._progress.document.num_rounds_reached
                 self._run_round(rounds, planner, self._job.training.local_steps)
                 self._look_at_emulation(planner.hosts, began)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 restorable = self._progress.document.num_rounds_restorable
                 self._retries.committed(rounds.num_rounds, restorable)
+                if rounds.num_rounds > reached:
+                    self._restarting.committed(planner.hosts.devices)
                 self._failure, self._num_infeasible, self._newcomers = "", 0, set()
             self._run_round(rounds, planner, 0)  # Evaluates the final model.
             self._tell_recovery("the final model is evaluated")
@@ -370,7 +376,11 @@ class JobRunner:
         present = self._registry.alive()
         alive = [host for host in present if host.host_id not in self._refused]
         trusted = {host.host_id for host in self._registry.alive(suspects=False)}
-        trusted -= self._not_finite
+        restarting = self._restarting.look(present, self._progress.document.num_rounds_reached)
+        is_manual = self._job.schedule.strategy == "manual"
+        if is_manual or not fewer:
+            restarting = {}  # The job would wait for them, and commit no round meanwhile.
+        trusted -= self._not_finite | restarting.keys()
         has_trusted = {
             host.cluster_index
             for host in alive
@@ -384,10 +394,9 @@ class JobRunner:
                 or host.host_id in trusted
                 or host.cluster_index not in has_trusted
             ]
-        reasons = dict.fromkeys(self._refused, "no plan was possible with it")
+        reasons = restarting | dict.fromkeys(self._refused, "no plan was possible with it")
         reasons |= dict.fromkeys(self._not_finite, "it sent values that are not finite")
         self._left_out = {h.host_id: reasons.get(h.host_id, "") for h in present if h not in alive}
-        is_manual = self._job.schedule.strategy == "manual"
         used = {name for names in self._used.values() for name in names}
         if is_manual and used:  # The job file has a number of blocks for each of these devices.
             alive = [h for h in alive if h.role != DEVICE_AGENT or h.host_id in used]
@@ -422,6 +431,7 @@ class JobRunner:
     def _use(self, hosts: JobHosts) -> None:
         """Remembers which hosts the job uses."""
         self._taking_part = set(hosts.by_id)
+        self._restarting.takes_part(hosts.devices)
         for index, cluster in enumerate(hosts.clusters):
             self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
 
