@@ -318,3 +318,36 @@ def test_server_with_another_role_or_authority_is_refused(
 def test_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidInputError, match=f"'{url}'"):
         PrometheusSource(url)
+
+
+def test_answers_of_a_thousand_hosts_are_shortened_to_what_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten hosts stand for 1,000, and a hundredth of the limit for all of it. Each host has 35 series, every 2 s."""
+    monkeypatch.setattr(prometheus, "_MAX_ANSWER_VALUES", prometheus._MAX_ANSWER_VALUES // 100)
+    monkeypatch.setattr(prometheus, "_MAX_ANSWER_BYTES", prometheus._MAX_ANSWER_BYTES // 100)
+    asked, num_hosts = list[int](), 10
+
+    def answer(form: Form) -> tuple[int, bytes]:
+        asked.append(int(form["query"][0].rpartition("[")[2].removesuffix("s]")))
+        end = float(form["time"][0])
+        values = [(end - age, "123456.789012") for age in range(0, asked[-1] + 1, 2)][::-1]
+        series = [
+            (f"host-{host}:9464", str(stage)) for host in range(num_hosts) for stage in range(35)
+        ]
+        rows = [row(host, values, cluster="0", stage=stage, link="a>b") for host, stage in series]
+        return success(*rows)(form)
+
+    end = 1.7e9
+    with answering(answer) as address:
+        source = PrometheusSource(f"http://{address}")
+        for _ in range(2):
+            found = source.window(end - 3600, end)
+            assert len(found) == 350
+            assert all(one.points[0][0] >= end - 37.5 and one.points[-1][0] == end for one in found)
+        # The last answer has 350 series, each with 6 labels and 20 samples of two values: 16,000 of 20,000 values.
+        assert asked == [301, 151, 76, 39, 39]
+        num_hosts = 0
+        for _ in range(4):
+            source.window(end - 3600, end)
+    assert asked[5:] == [39, 76, 151, 301]

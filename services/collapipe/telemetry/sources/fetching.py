@@ -17,6 +17,10 @@ class Response(NamedTuple):
     body: bytes
 
 
+class AnswerTooLargeError(PeerLostError):
+    """A server answered with more than is read."""
+
+
 def open_client(tls: ssl.SSLContext | None) -> httpx.AsyncClient:
     """Returns a client for hosts of this network; it ignores proxies and follows no redirects.
 
@@ -48,8 +52,8 @@ async def fetch(
             are compressed twice to gigabytes.
 
     Raises:
-        PeerLostError: The server cannot be reached, is too slow, closes the connection, sends too much, or compresses in
-            another way than by gzip.
+        AnswerTooLargeError: The server sends too much.
+        PeerLostError: It cannot be reached, is too slow, closes the connection, or compresses in another way than by gzip.
     """
 
     async def exchange() -> Response:
@@ -68,7 +72,7 @@ async def fetch(
                 left = max_bytes - len(body)
                 body += gzip.decompress(chunk, left + 1) if coding else chunk
                 if max(len(body), num_received) > max_bytes:
-                    raise PeerLostError(
+                    raise AnswerTooLargeError(
                         "",
                         f"{url} sent more than {max_bytes} bytes: check that the address is right",
                     )

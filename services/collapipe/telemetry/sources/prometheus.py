@@ -14,12 +14,15 @@ from typing_extensions import TypedDict
 
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.telemetry.known_hosts import DroppedSamples, KnownHosts
-from collapipe.telemetry.sources.fetching import Response, fetch, open_client
+from collapipe.telemetry.sources.fetching import AnswerTooLargeError, Response, fetch, open_client
 from collapipe.telemetry.sources.samples import NEEDED, Labels, Series, kept_labels
 
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_ANSWER_VALUES = 2_000_000
 """Labels, series, times and samples of an answer together. Each takes up to 300 bytes of memory, and a microsecond or more."""
+_MOST_SECONDS, _LEAST_SECONDS = 300.0, 10.0
+"""Longest window, as of the scheduler's own scrapes, and the window below which an answer that is too large is an error. The
+answer of 1,000 hosts with 35 series each that are scraped every 2 s reaches the limit at 50 s."""
 _SELECTOR = f'{{__name__=~"{"|".join(NEEDED)}"}}'
 
 
@@ -41,6 +44,9 @@ class _Answer(BaseModel):
 
 class PrometheusSource:
     """Asks a Prometheus server for raw samples.
+
+    If an answer is too large, only its later half is asked for, and later windows are as short. They grow again when answers are
+    small.
 
     Each query is a range selector at an explicit time. It returns the samples with the times of their
     scrapes, while functions such as `rate` would extrapolate.
@@ -85,11 +91,22 @@ class PrometheusSource:
         self._timeout_seconds = timeout_seconds
         self._known = known
         self._dropped = DroppedSamples(self.name)
+        self._most_seconds = _MOST_SECONDS
 
     def now(self) -> float:
         return time.time()
 
     def window(self, start: float, end: float) -> Sequence[Series]:
+        while True:
+            start = max(start, end - self._most_seconds)
+            try:
+                return self._believed(_series(self._rows(start, end), start, end))
+            except AnswerTooLargeError:
+                if end - start <= _LEAST_SECONDS:
+                    raise
+                self._most_seconds = (end - start) / 2
+
+    def _rows(self, start: float, end: float) -> list[_Row]:
         # Prometheus keeps times in whole milliseconds. The range is a second longer than needed, because some
         # versions of Prometheus exclude its start.
         form = {
@@ -104,7 +121,10 @@ class PrometheusSource:
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
-        return self._believed(_series(self._read(response.status, response.body), start, end))
+        rows = self._read(response.status, response.body)
+        if response.body.count(b",") < _MAX_ANSWER_VALUES / 4:
+            self._most_seconds = min(2 * self._most_seconds, _MOST_SECONDS)
+        return rows
 
     def close(self) -> None:
         """Does nothing, because every query has its own connection."""
@@ -135,7 +155,7 @@ class PrometheusSource:
     def _read(self, status: int, body: bytes) -> list[_Row]:
         # A comma stands between each two values.
         if (num_values := body.count(b",")) > _MAX_ANSWER_VALUES:
-            raise PeerLostError(
+            raise AnswerTooLargeError(
                 "",
                 f"{self._url} answered with {num_values} values, and at most {_MAX_ANSWER_VALUES} are read: check that the "
                 "address is right, or let Prometheus scrape less often",
