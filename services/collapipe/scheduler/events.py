@@ -14,11 +14,41 @@ Event = scheduler_pb2.WatchJobResponse
 _KEPT_EVENTS, _KEPT_BYTES = 2000, 8 << 20
 """Number and bytes of the events kept for late watchers. A long or large job drops its oldest events, but keeps the last one."""
 
+_RARE = ("incident", "data_note", "warning")
+_RARE_SHARE = 4
+"""Part of both limits, as its divisor, up to which these kinds of events stay although others are dropped."""
+
 _PROGRESS_PER_SECOND = 500.0
 """Progress events that all watchers of a job get in a second, together. Each takes about 0.2 ms of the scheduler."""
 
 _LEAST_PAUSE_SECONDS = 0.2
 """Least time in which a watcher gets no further progress."""
+
+
+class _Kept:
+    """The last events of some kinds, with their numbers.
+
+    Args:
+        share: Its part of both limits, as a divisor.
+    """
+
+    def __init__(self, share: int) -> None:
+        self._share = share
+        self._events: deque[tuple[int, Event]] = deque()
+        self._num_bytes = 0
+
+    def append(self, number: int, event: Event) -> None:
+        self._events.append((number, event))
+        self._num_bytes += event.ByteSize()
+        while len(self._events) > 1 and (
+            len(self._events) > _KEPT_EVENTS // self._share
+            or self._num_bytes > _KEPT_BYTES // self._share
+        ):
+            self._num_bytes -= self._events.popleft()[1].ByteSize()
+
+    def after(self, seen: int) -> Iterator[tuple[int, Event]]:
+        """Yields the events with a number above `seen`, the last one first."""
+        return itertools.takewhile(lambda kept: kept[0] > seen, reversed(self._events))
 
 
 class EventLog:
@@ -34,9 +64,7 @@ class EventLog:
         """When the log began, in Unix seconds."""
         self._started = time.monotonic()
         self._changed = threading.Condition()
-        self._events: deque[tuple[int, Event]] = deque()
-        self._num_bytes = 0
-        """Bytes of `_events`."""
+        self._events, self._rare = _Kept(1), _Kept(_RARE_SHARE)
         self._progress: dict[int, tuple[int, Event]] = {}
         self._num_events = 0
         self._last_other = 0
@@ -53,12 +81,8 @@ class EventLog:
             if event.HasField("progress"):
                 self._progress[event.progress.cluster_index] = (self._num_events, event)
             else:
-                self._events.append((self._num_events, event))
-                self._num_bytes += event.ByteSize()
-                while len(self._events) > 1 and (
-                    len(self._events) > _KEPT_EVENTS or self._num_bytes > _KEPT_BYTES
-                ):
-                    self._num_bytes -= self._events.popleft()[1].ByteSize()
+                kept = self._rare if event.WhichOneof("event") in _RARE else self._events
+                kept.append(self._num_events, event)
                 self._last_other = self._num_events
                 self._changed.notify_all()
 
@@ -121,7 +145,7 @@ class EventLog:
 
     def _after(self, seen: int, *, takes_progress: bool) -> list[Event]:
         """Returns the kept events with a number above `seen`, in order."""
-        new_events = list(itertools.takewhile(lambda kept: kept[0] > seen, reversed(self._events)))
+        new_events = [*self._events.after(seen), *self._rare.after(seen)]
         if takes_progress:
             new_events += [kept for kept in self._progress.values() if kept[0] > seen]
         return [event for _, event in sorted(new_events, key=lambda kept: kept[0])]

@@ -60,6 +60,9 @@ _RELEASE_SECONDS = 5.0
 _QUEUE_SECONDS = 10.0
 """How often a queued job says anew what it waits for."""
 
+_KEPT_LOGS = 16
+"""Jobs that are over and whose events stay in memory, for clients that lost their connection. The page reads the others from disk."""
+
 _MOST_NAMED = 3
 """How many of those for which a queued job waits its status names."""
 
@@ -193,6 +196,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         if is_taken_over:
             runner.tell_restart()
         with self._changed:
+            self._logs.pop(document.job_id, None)  # A resumed job becomes the newest one.
             self._logs[document.job_id] = log
             self._runners[document.job_id] = runner
             self._queue.append(runner)
@@ -203,7 +207,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> Iterator[scheduler_pb2.WatchJobResponse]:
         document = self._jobs.get(request.job_id)
         log = self.log(request.job_id)
-        if log is None:  # The job ended before this scheduler started.
+        if log is None:  # The job ended long ago.
             yield Event(status=document.status())
             return
         seen = request.after if request.log_id == log.log_id else 0
@@ -250,7 +254,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             runner.cancel("the job was cancelled")
 
     def log(self, job_id: str) -> EventLog | None:
-        """Returns the events of a job; `None` if it ended before this scheduler started."""
+        """Returns the events of a job; `None` if it ended before this scheduler started, or many others have ended since."""
         with self._changed:
             return self._logs.get(job_id)
 
@@ -487,6 +491,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             # A new runner may have resumed the job meanwhile.
             if self._runners.get(entry.job_id) is entry:
                 del self._runners[entry.job_id]
+            over = [job_id for job_id in self._logs if job_id not in self._runners]
+            for job_id in over[:-_KEPT_LOGS]:
+                del self._logs[job_id]
             self._delete_expired()
             self._changed.notify_all()
 

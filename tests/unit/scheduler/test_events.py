@@ -7,7 +7,7 @@ import pytest
 from collapipe.scheduler import events
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.v1.job_pb2 import RoundProgress
-from collapipe.v1.scheduler_pb2 import JobStatus
+from collapipe.v1.scheduler_pb2 import Incident, JobStatus, JobWarning
 
 SILENCE = 60.0
 
@@ -101,6 +101,20 @@ def test_job_with_large_events_drops_its_oldest_ones_but_never_the_last(
     assert [text_of(event) for event in log.kept()] == ["large"]
     log.publish(status(5))
     assert [text_of(event) for event in log.kept()] == ["5"]
+
+
+def test_frequent_events_displace_no_incident_and_no_warning(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_KEPT_EVENTS", 8)
+    log.publish(Event(incident=Incident(message="lost")))
+    log.publish(Event(warning=JobWarning(message="few rows")))
+    for number in range(20):
+        log.publish(status(number))
+    assert [event.number for event in log.kept()] == [1, 2, *range(15, 23)]
+    for _ in range(20):
+        log.publish(Event(incident=Incident(message="lost")))
+    assert [event.number for event in log.kept()] == [*range(15, 23), 41, 42]
 
 
 def test_watcher_gets_only_some_progress(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:

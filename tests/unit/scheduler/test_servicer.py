@@ -238,6 +238,23 @@ def scheduler(make: Any) -> Iterator[Scheduler]:
         yield started
 
 
+def test_only_the_last_jobs_that_are_over_keep_their_events_in_memory(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_servicer, "_KEPT_LOGS", 2)
+    first, second = scheduler.finish("first"), scheduler.finish("second")
+    scheduler.submit("first", resume=True)
+    scheduler.ends.release()
+    scheduler.wait_until_unused(first)
+    third = scheduler.finish("third")
+    log = scheduler.servicer.log
+    assert log(first) and log(third) and log(second) is None
+    request = scheduler_pb2.WatchJobRequest(job_id=second)
+    (event,) = scheduler.servicer.WatchJob(request, CONTEXT)
+    assert event.status.state == scheduler_pb2.JOB_STATE_SUCCEEDED
+    assert scheduler.jobs.find_events(second)
+
+
 def test_running_job_and_queued_job_are_not_deleted(scheduler: Scheduler) -> None:
     running, queued = scheduler.submit(), scheduler.submit()
     scheduler.wait_until_runs(running)
