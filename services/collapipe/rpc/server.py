@@ -1,5 +1,6 @@
 """Starts gRPC servers with options, credentials, permissions and health checks, and drains them."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,8 +12,10 @@ from collapipe.rpc.credentials import Security
 from collapipe.rpc.interceptor import CallInterceptor
 from collapipe.rpc.options import PUBLIC_SERVER_OPTIONS, SERVER_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS, Permissions
-from collapipe.rpc.silent_connections import SilentConnections, most_connections
+from collapipe.rpc.silent_connections import MOST_CONNECTIONS, SilentConnections, most_connections
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
+
+logger = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 5.0
 
@@ -65,6 +68,12 @@ def serve(
         None if security.is_insecure else permissions, security.revoked, links
     )
     most = most_connections()
+    if most < MOST_CONNECTIONS:
+        logger.warning(
+            "%s takes %d connections at a time instead of %d, because this process may open only about %d files: raise the limit of "
+            "open files to %d (`ulimit -n`, LimitNOFILE of systemd) if that many hosts and clients connect",
+            *(listen, most, MOST_CONNECTIONS, 2 * most, 2 * MOST_CONNECTIONS),
+        )
     server = grpc.server(
         # The interceptor gives each method threads of its own, so a server whose calls are all busy is still healthy.
         ThreadPoolExecutor(1),
@@ -95,5 +104,5 @@ def serve(
     add_services(server, address)
     server.start()
     health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-    silent_connections = SilentConnections(port, interceptor.connections, most // 4)
+    silent_connections = SilentConnections(port, interceptor.connections, most)
     return Server(server, address, health_servicer, interceptor, silent_connections)

@@ -50,21 +50,23 @@ def surplus(silent: Sequence[End], most: int) -> list[End]:
 
 
 class SilentConnections:
-    """Closes connections to a server that have made no call, if there are too many of them.
+    """Closes connections to a server that have made no call, if they are more than a quarter of those that it takes.
 
     Args:
         port: The port of the server.
         called: Knows the connections that have made a call.
-        most: Connections without a call that may stay.
+        most: Connections that the server takes.
     """
 
     def __init__(self, port: int, called: CallerConnections, most: int) -> None:
         self._port = port
         self._called = called
-        self._most = most
+        self._limit = most
+        self._most = most // 4
         self._silent: dict[End, None] = {}
         """Oldest first, as of the last look that found many descriptors in use."""
-        self._told_at = -_TOLD_SECONDS
+        self._told: dict[str, float] = {}
+        """When each message was written last."""
         self._closed = threading.Event()
         if os.path.isdir(_DESCRIPTORS):
             threading.Thread(target=self._watch, name="silent connections", daemon=True).start()
@@ -89,7 +91,14 @@ class SilentConnections:
         if len(os.listdir(_DESCRIPTORS)) <= self._most:
             return 0
         called = self._called.ends()
-        silent = {end: None for _, end in _connections(self._port) if end not in called}
+        present = [end for _, end in _connections(self._port)]
+        if len(present) >= self._limit:
+            self._tell(
+                "port %d has all of the %d connections that it takes, and refuses others: look from where they come, and raise the limit "
+                "of open files if they are hosts and clients (it takes half of it, %d at most)",
+                *(self._port, self._limit, MOST_CONNECTIONS),
+            )
+        silent = {end: None for end in present if end not in called}
         # A dict keeps the place of a key that it has already.
         self._silent = {end: None for end in self._silent if end in silent} | silent
         ends = set(surplus(list(self._silent), self._most))
@@ -98,20 +107,19 @@ class SilentConnections:
                 if end in ends:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)  # gRPC sees its end, and closes it.
-            self._tell(ends)
+            ((address, number),) = Counter(address for address, _ in ends).most_common(1)
+            self._tell(
+                "closed %d connections that had made no call, %d of them from %s: more than %d were open, so let only hosts and "
+                "clients reach port %d",
+                *(len(ends), number, address, self._most, self._port),
+            )
         return len(ends)
 
-    def _tell(self, ends: set[End]) -> None:
+    def _tell(self, message: str, *values: object) -> None:
         now = time.monotonic()
-        if now - self._told_at < _TOLD_SECONDS:
-            return
-        self._told_at = now
-        ((address, number),) = Counter(address for address, _ in ends).most_common(1)
-        logger.warning(
-            "closed %d connections that had made no call, %d of them from %s: more than %d were open, so let only hosts and "
-            "clients reach port %d",
-            *(len(ends), number, address, self._most, self._port),
-        )
+        if now - self._told.get(message, -_TOLD_SECONDS) >= _TOLD_SECONDS:
+            self._told[message] = now
+            logger.warning(message, *values)
 
 
 def _connections(port: int) -> Iterator[tuple[socket.socket, End]]:

@@ -9,7 +9,8 @@ import pytest
 
 from collapipe.rpc import open_channel, options, silent_connections
 from collapipe.rpc import server as server_module
-from collapipe.rpc.silent_connections import most_connections, surplus
+from collapipe.rpc.caller_connections import CallerConnections
+from collapipe.rpc.silent_connections import SilentConnections, most_connections, surplus
 
 from .authorities import Authority
 from .serving import ECHO, PLAIN, SECONDS, Served, secured, serving
@@ -34,6 +35,17 @@ def test_server_leaves_half_of_the_descriptors_to_files_and_own_calls(
 ) -> None:
     monkeypatch.setattr(silent_connections.resource, "getrlimit", lambda which: (soft, soft))
     assert most_connections() == most
+
+
+def test_server_with_few_descriptors_says_so_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(ECHO):
+        assert not caplog.records
+        monkeypatch.setattr(server_module, "most_connections", lambda: 512)
+        with serving(ECHO):
+            (told,) = caplog.messages
+    assert all(number in told for number in ("512", "4096", "1024", "8192"))
 
 
 @contextmanager
@@ -109,6 +121,25 @@ def test_silent_connections_make_room_for_callers(
                     for connection in connections:
                         wait_for_end(connection)
                     assert [end.call("unary_unary") for end in (served, other)] == [[b"ask"]] * 2
+
+
+def test_server_that_is_full_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(silent_connections, "LOOK_SECONDS", 10 * SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as opened:
+        port = server.getsockname()[1]
+        looking = SilentConnections(port, CallerConnections(), 4)
+        for number in range(1, 5):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), SECONDS))
+            opened.enter_context(server.accept()[0])
+            assert not any("all of the" in one for one in caplog.messages), number
+            # The connections have made no call, and only one such connection may stay.
+            assert looking._look() == number - 1
+        looking._look()
+        looking.close()
+    (told,) = [one for one in caplog.messages if "all of the" in one]
+    assert f"port {port}" in told and " 4 connections" in told
 
 
 def test_few_silent_connections_stay(monkeypatch: pytest.MonkeyPatch) -> None:
