@@ -101,6 +101,10 @@ class ScrapeSource:
         self._keep_seconds = keep_seconds
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str, Labels], deque[tuple[float, float]]] = {}
+        self._incomplete: set[str] = set()
+        """Addresses whose last page had samples that were left out."""
+        self._unborn: set[tuple[str, str, Labels]] = set()
+        """Series of which earlier samples may have been left out."""
         self._owners: dict[str, str] = {}
         """The host that had an address, for all addresses with kept samples."""
         self._num_kept: Counter[str] = Counter()
@@ -132,7 +136,12 @@ class ScrapeSource:
                 key: tuple(point for point in points if start <= point[0] <= end)
                 for key, points in self._kept.items()
             }
-        return [Series(*key, points) for key, points in sorted(windows.items()) if points]
+            unborn = set(self._unborn)
+        return [
+            Series(*key, points, key not in unborn)
+            for key, points in sorted(windows.items())
+            if points
+        ]
 
     def close(self) -> None:
         """Ends the scrapes. Pages that hosts are asked for at the moment end with the channels."""
@@ -200,12 +209,19 @@ class ScrapeSource:
                     f"{host_id} has {self._num_samples[owner]} samples of the last {self._keep_seconds:g} s and sent {len(page)} "
                     f"more, and the limit is {_MAX_KEPT_SAMPLES}: check what runs there, or raise --telemetry-interval-seconds"
                 )
+            was_incomplete = address in self._incomplete
+            self._incomplete.discard(address)
+            if dropped:
+                self._incomplete.add(address)
             for (name, labels), value in page.items():
                 key = address, name, labels
                 if key not in self._kept:
                     if self._num_kept[owner] >= _MAX_PAGE_SAMPLES:
+                        self._incomplete.add(address)
                         continue  # Labels, or ports, that change with every page would fill the memory.
                     self._num_kept[owner] += 1
+                    if was_incomplete:
+                        self._unborn.add(key)
                 points = self._kept.setdefault(key, deque())
                 # Another page may have begun in this millisecond.
                 if not points or points[-1][0] < started:
@@ -223,8 +239,10 @@ class ScrapeSource:
                 self._num_samples[owner] -= num_before - len(points)
                 if not points:
                     del self._kept[key]
+                    self._unborn.discard(key)
                     self._num_kept[owner] -= 1
             kept = {key[0] for key in self._kept}
+            self._incomplete &= kept
             self._owners = {a: owner for a, owner in self._owners.items() if a in kept}
 
 

@@ -20,6 +20,7 @@ from collapipe.scheduler.telemetry_window import known_hosts
 from collapipe.telemetry import metrics
 from collapipe.telemetry.known_hosts import KnownHosts
 from collapipe.telemetry.sources import NEEDED, Series
+from collapipe.telemetry.sources.samples import born_at_zero, increase
 from collapipe.telemetry_service import TelemetryServicer
 from collapipe.v1 import telemetry_pb2, telemetry_pb2_grpc
 from collapipe.v1.scheduler_pb2 import Host
@@ -328,6 +329,29 @@ def test_labels_that_change_with_every_page_are_dropped_and_counted_and_told_onc
     (logged,) = caplog.records
     assert logged.levelname == "WARNING" and "100 samples of a " in logged.getMessage()
     assert len(logged.getMessage()) < 1000
+
+
+def test_counter_that_was_left_out_before_has_not_grown_from_zero(simulation: Simulation) -> None:
+    """The link leads to a host that registers later, for example after a restart of the scheduler."""
+
+    def answer() -> telemetry_pb2.GetMetricsResponse:
+        known = [sample(LINK_BYTES, 1, link="a>scheduler", codec="fp32")]
+        left_out = [sample(LINK_BYTES, 1e9 + len(simulation.asked), link="a>b", codec="fp32")]
+        new = [sample(LINK_BYTES, 7, link="a>scheduler", codec="int8")]
+        return telemetry_pb2.GetMetricsResponse(
+            samples=[*known, *left_out, *new * (len(simulation.asked) > 6)]
+        )
+
+    simulation.hosts["a"] = answer
+    simulation.run(2.5)
+    simulation.named = [Host(host_id="b", address="b")]
+    simulation.run(6.0)
+    grown = {one.labels: increase(one) for one in born_at_zero(simulation.series())}
+    assert [(dict(labels)["link"], value) for labels, value in sorted(grown.items())] == [
+        ("a>b", 5.0),
+        ("a>scheduler", 0.0),
+        ("a>scheduler", 7.0),
+    ]
 
 
 def test_host_with_too_many_samples_gets_a_gap(

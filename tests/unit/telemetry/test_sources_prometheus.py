@@ -120,7 +120,9 @@ def test_series_of_unknown_hosts_and_with_labels_that_no_host_has_are_left_out(
             found = source.window(10.0, 12.0)
             told = [(one.instance, dict(one.labels)["link"]) for one in found]
             assert told == [("a:1", "a>edge"), ("a:1", "edge>a")]
-    assert dropped() - before == 2 * 4
+        assert dropped() - before == 4
+        source.window(10.0, 11.0)
+        assert dropped() - before == 4, "samples of overlapping windows count once"
     (logged,) = caplog.records
     assert "4 samples of a " in logged.getMessage()
 

@@ -92,6 +92,8 @@ class PrometheusSource:
         self._known = known
         self._dropped = DroppedSamples(self.name)
         self._most_seconds = _MOST_SECONDS
+        self._counted_until = -math.inf
+        """End of the windows whose dropped samples are counted."""
 
     def now(self) -> float:
         return time.time()
@@ -100,7 +102,7 @@ class PrometheusSource:
         while True:
             start = max(start, end - self._most_seconds)
             try:
-                return self._believed(_series(self._rows(start, end), start, end))
+                return self._believed(_series(self._rows(start, end), start, end), end)
             except AnswerTooLargeError:
                 if end - start <= _LEAST_SECONDS:
                     raise
@@ -129,7 +131,7 @@ class PrometheusSource:
     def close(self) -> None:
         """Does nothing, because every query has its own connection."""
 
-    def _believed(self, series: list[Series]) -> list[Series]:
+    def _believed(self, series: list[Series], end: float) -> list[Series]:
         """Leaves out the series of unknown hosts, and those whose labels no honest host has."""
         if self._known is None:
             return series
@@ -139,7 +141,9 @@ class PrometheusSource:
             if known.may_have(one.instance, one.labels):
                 kept.append(one)
             elif host_id := known.host_id(one.instance):
-                dropped[host_id] += [one.labels] * len(one.points)
+                # Windows overlap.
+                dropped[host_id] += [one.labels for at, _ in one.points if at > self._counted_until]
+        self._counted_until = max(self._counted_until, end)
         for host_id, labels in dropped.items():
             self._dropped.count(host_id, labels)
         return kept

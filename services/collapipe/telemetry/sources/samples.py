@@ -52,6 +52,8 @@ class Series:
     labels: Labels
     points: tuple[tuple[float, float], ...]
     """Time in Unix seconds and value of every scrape, in order of time. The values are not checked."""
+    may_be_born: bool = True
+    """Whether a first point after other scrapes of the host means that the metric did not exist before."""
 
     @property
     def key(self) -> tuple[str, str, Labels]:
@@ -142,14 +144,14 @@ def born_at_zero(series: Sequence[Series]) -> list[Series]:
 
     A page shows every counter that exists, so a counter that was not on the previous page has grown from 0
     since then. Without this sample, the first bytes of a codec that a link begins to use would be lost, but
-    not their seconds. The times of scrapes are found from all series of a host.
+    not their seconds. A counter whose earlier samples were left out has no such sample. The times of scrapes are found from all series of a host.
     """
     scrapes: dict[str, set[float]] = {}
     for one in series:
         scrapes.setdefault(one.instance, set()).update(at for at, _ in one.points)
     completed = []
     for one in series:
-        if one.is_counter and one.points:
+        if one.is_counter and one.points and one.may_be_born:
             earlier = [at for at in scrapes[one.instance] if at < one.points[0][0]]
             if earlier:
                 one = replace(one, points=((max(earlier), 0.0), *one.points))
