@@ -19,6 +19,9 @@ _LOOK_SECONDS = 1.0
 _FEW_CALLERS = 1024
 """With more callers, those without connections are forgotten, so that the table stays small."""
 
+_MOST_REFUSED = 4096
+"""Refused connections that are remembered. Where nothing closes them, they would fill the memory."""
+
 End = tuple[str, int]
 """IP address and port of the caller's side of a connection."""
 
@@ -38,6 +41,8 @@ class CallerConnections:
         self._lock = threading.Lock()
         self._peers: dict[str, set[str]] = {}
         """By the caller's name."""
+        self._refused: set[End] = set()
+        """Callers' sides of connections whose last call was refused since `take_refused`."""
         self._next_look = 0.0
         self._most_callers = _FEW_CALLERS
 
@@ -55,12 +60,20 @@ class CallerConnections:
                 self._forget_closed()
                 peers = self._peers.get(caller, set())
             if len(peers) >= self._most:
+                if len(self._refused) < _MOST_REFUSED:
+                    self._refused.add(_end_of(peer))
                 raise PeerLostError(
                     "",
                     f"{caller} has {len(peers)} connections, and may not have more than {self._most}: close one, or try again "
                     "when one has closed",
                 )
             self._peers.setdefault(caller, peers).add(peer)
+
+    def take_refused(self) -> set[End]:
+        """Returns the callers' sides of the connections that were refused since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, set()
+        return refused
 
     def ends(self) -> set[End]:
         """Returns the callers' sides of the connections that have called. Some of them may have closed."""

@@ -1,5 +1,7 @@
 """Keeps connections that make no call from taking the descriptors of a process, and the places of its other callers.
 
+It also closes those over which a caller with too many connections has called.
+
 gRPC closes a connection at once if there are too many, and one that shows no certificate after a while. It neither tells of
 connections nor limits those of an address. So this looks at the sockets of the process itself.
 """
@@ -52,9 +54,11 @@ def surplus(silent: Sequence[End], most: int) -> list[End]:
 class SilentConnections:
     """Closes connections to a server that have made no call, if they are more than a quarter of those that it takes.
 
+    It also closes refused connections.
+
     Args:
         port: The port of the server.
-        called: Knows the connections that have made a call.
+        called: Knows the connections that have made a call, and those that were refused.
         most: Connections that the server takes.
     """
 
@@ -65,6 +69,8 @@ class SilentConnections:
         self._most = most // 4
         self._silent: dict[End, None] = {}
         """Oldest first, as of the last look that found many descriptors in use."""
+        self._refused: set[End] = set()
+        """Refused connections to close at the next look. By then, they have got their answer."""
         self._told: dict[str, float] = {}
         """When each message was written last."""
         self._closed = threading.Event()
@@ -87,8 +93,9 @@ class SilentConnections:
             wait_seconds = LOOK_SECONDS if num_closed else max(LOOK_SECONDS, 20 * took)
 
     def _look(self) -> int:
-        """Closes the surplus, and returns its number."""
-        if len(os.listdir(_DESCRIPTORS)) <= self._most:
+        """Closes the surplus and refused connections. Returns the number of the former."""
+        refused, self._refused = self._refused, self._called.take_refused()
+        if not refused and len(os.listdir(_DESCRIPTORS)) <= self._most:
             return 0
         called = self._called.ends()
         present = [end for _, end in _connections(self._port)]
@@ -102,11 +109,13 @@ class SilentConnections:
         # A dict keeps the place of a key that it has already.
         self._silent = {end: None for end in self._silent if end in silent} | silent
         ends = set(surplus(list(self._silent), self._most))
-        if ends:
+        refused -= called
+        if ends or refused:
             for connection, end in _connections(self._port):
-                if end in ends:
+                if end in ends or end in refused:
                     with suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)  # gRPC sees its end, and closes it.
+        if ends:
             ((address, number),) = Counter(address for address, _ in ends).most_common(1)
             self._tell(
                 "closed %d connections that had made no call, %d of them from %s: more than %d were open, so let only hosts and "

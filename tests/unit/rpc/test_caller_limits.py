@@ -174,6 +174,29 @@ def test_caller_with_too_many_connections_is_refused_and_others_are_not(
         assert served.call("unary_unary", b"x")
 
 
+def test_connection_that_is_refused_is_closed_after_its_answer(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interceptor, "CallerConnections", lambda: CallerConnections(1, 0.0))
+    client = authority.security("client:me")
+    with secured(authority, ECHO, "client:me") as served:
+        assert served.call("unary_unary") == [b"ask"]
+        with open_channel(served.server.address, client, for_weights=True) as channel:
+            assert "1 connections" in str(Served(served.server, channel).failure().details())
+            has_closed = threading.Event()
+
+            def see(state: grpc.ChannelConnectivity) -> None:
+                if state in (
+                    grpc.ChannelConnectivity.IDLE,
+                    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                ):
+                    has_closed.set()
+
+            channel.subscribe(see)
+            assert has_closed.wait(SECONDS)
+        assert served.call("unary_unary") == [b"ask"]
+
+
 def test_closed_connection_counts_no_more_once_the_system_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
