@@ -2,12 +2,11 @@
 
 import math
 
-from collapipe.rpc import impossible_value
+from collapipe.rpc import SHOWN, impossible_value
 from collapipe.v1 import plan_pb2, stage_pb2
 
 _MOST_BYTES = 1 << 20
 """Largest answer. A thousand units, with their digests and the norms of all their parameters, need half of it."""
-_MOST_CHARACTERS = 1000
 _MOST_SQUARE = 1e300
 """More than the square of any norm. Sums of many squares stay finite."""
 _ANY = {"loss": math.inf, "squared_gradient_norms": math.inf}
@@ -30,5 +29,5 @@ def mistake_in(response: stage_pb2.RunStageResponse, stage: plan_pb2.Stage) -> s
         case "finished":
             indices = [unit.unit_index for unit in response.finished.units]
             if indices != list(range(stage.start_unit, stage.stop_unit)):
-                return f"the units {str(indices)[:_MOST_CHARACTERS]}, but it has {stage.start_unit} to {stage.stop_unit - 1}"
-    return impossible_value(response, _MOST_CHARACTERS, _ANY)
+                return f"the units {str(indices)[:SHOWN]}, but it has {stage.start_unit} to {stage.stop_unit - 1}"
+    return impossible_value(response, _ANY)

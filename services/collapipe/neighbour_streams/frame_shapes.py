@@ -4,12 +4,11 @@ import torch
 from torch import Tensor
 
 from collapipe.models import ModelAdapter
+from collapipe.rpc import MOST_TOLD
 from collapipe.tensors import ACTIVATION, Frame, FrameKind
 from collapipe.v1 import plan_pb2
 
 _TOKENS, _MASK, _PREDICTIONS = "input_ids", "attention_mask", "predictions"
-_MOST_COUNTED = 1e15
-"""More than any sum of losses of a row."""
 
 
 class FrameShapes:
@@ -77,7 +76,7 @@ class FrameShapes:
         if tensor.dtype is torch.int64 and tensor.dim() in (1, 2):
             return _outside(_PREDICTIONS, tensor, self._num_classes - 1)
         if tensor.dtype is torch.float32 and tensor.dim() == 2 and tensor.shape[1] == 2:
-            return _outside(_PREDICTIONS, tensor, _MOST_COUNTED)
+            return _outside(_PREDICTIONS, tensor, MOST_TOLD)
         return f"{_described(_PREDICTIONS, tensor)}, where classes, tokens, or two sums for each row are possible"
 
 

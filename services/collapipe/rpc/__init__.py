@@ -37,4 +37,6 @@ from collapipe.rpc.streams import Outbox as Outbox
 from collapipe.rpc.streams import within_silence as within_silence
 from collapipe.rpc.streams import work_with_signs_of_life as work_with_signs_of_life
 from collapipe.rpc.told_values import MOST_OF_FP32 as MOST_OF_FP32
+from collapipe.rpc.told_values import MOST_TOLD as MOST_TOLD
+from collapipe.rpc.told_values import SHOWN as SHOWN
 from collapipe.rpc.told_values import impossible_value as impossible_value

@@ -2,10 +2,8 @@
 
 from collapipe.finding import Finding
 from collapipe.printable import printable
+from collapipe.rpc.told_values import MOST_CHARACTERS
 from collapipe.v1 import job_pb2
-
-_MOST_CHARACTERS = 1000
-"""Length of each text that another host sent. The rest is cut."""
 
 
 def to_message(finding: Finding) -> job_pb2.Finding:
@@ -30,4 +28,4 @@ def from_message(message: job_pb2.Finding) -> Finding:
 
 def harmless(text: str) -> str:
     """Cuts a text of another host, and escapes what a terminal would obey, such as line breaks and control sequences."""
-    return printable(text[:_MOST_CHARACTERS])
+    return printable(text[:MOST_CHARACTERS])

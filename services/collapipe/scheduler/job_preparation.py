@@ -219,7 +219,7 @@ class JobPreparation:
                 f"findings, but at most {', '.join(map(str, _MOST))} are possible; and of {texts.num_rows} texts, {texts.num_special} with special "
                 f"tokens and {texts.num_unknown} that are unknown: look at its log",
             )
-        if wrong := impossible_value(data, MAX_MESSAGE_BYTES):
+        if wrong := impossible_value(data, most_characters=MAX_MESSAGE_BYTES):
             raise PeerFaultyError(unit.host_id, f"{unit.host_id} sent {wrong}: look at its log")
         # Otherwise a control unit could make other hosts call any address.
         data.vocabulary.address = unit.address

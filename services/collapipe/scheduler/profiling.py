@@ -290,7 +290,7 @@ def _profile(
         sequence_length=job.task.max_length,
     )
     profile = call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
-    wrong = impossible_value(profile, 0)
+    wrong = impossible_value(profile, most_characters=0)
     num_shares = max(len(profile.work_shares), len(profile.stash_shares))
     if num_shares > _MOST_SHARES:
         wrong = f"{num_shares} shares, where at most {_MOST_SHARES} are possible"
@@ -309,7 +309,7 @@ def _probe(
     request = link_pb2.MeasureLinkRequest(host_id=receiver.host_id, address=receiver.address)
     try:
         measured = call(stub.MeasureLink, request, sender.host_id, _PROBE_SECONDS)
-        if wrong := impossible_value(measured, 0):
+        if wrong := impossible_value(measured, most_characters=0):
             raise PeerLostError(sender.host_id, f"{sender.host_id} sent {wrong}: look at its log")
     except CollapipeError as error:
         logger.warning(

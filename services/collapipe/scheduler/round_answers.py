@@ -3,7 +3,7 @@
 from typing import Any
 
 from collapipe.evaluation import ROWS, compute_metrics
-from collapipe.rpc import MOST_OF_FP32, impossible_value
+from collapipe.rpc import MOST_OF_FP32, MOST_TOLD, SHOWN, impossible_value
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2
 
 _MOST_BYTES = 1 << 18
@@ -14,11 +14,7 @@ _BYTES_OF_LABEL = 150
 """What each label adds: three counts with their names."""
 _MOST_GROWTH = 100
 """How many times the rows that a cluster has loaded it may train on later, because its files may grow."""
-_MOST_COUNTED = 1e15
-"""Far above any count of tokens. Sums of many clusters stay exact."""
 _OF_FP32 = dict.fromkeys(("loss", "losses", "gradient_norms"), MOST_OF_FP32)
-_SHOWN = 200
-"""Characters that are shown of what is wrong."""
 
 
 def mistake_in(
@@ -52,13 +48,13 @@ def mistake_in(
 def _counts(sums: dict[str, float], task_kind: str) -> str:
     if not sums:
         return ""
-    if sums.get(ROWS, 0.0) <= 0 or not all(0 <= each <= _MOST_COUNTED for each in sums.values()):
-        return f"the counts {str(sums)[:_SHOWN]}, which must be 0 to {_MOST_COUNTED:g}, with a number of rows above 0"
+    if sums.get(ROWS, 0.0) <= 0 or not all(0 <= each <= MOST_TOLD for each in sums.values()):
+        return f"the counts {str(sums)[:SHOWN]}, which must be 0 to {MOST_TOLD:g}, with a number of rows above 0"
     try:
         compute_metrics(task_kind, sums)
     except (LookupError, ArithmeticError, ValueError) as error:
         return (
-            f"the counts {str(sums)[:_SHOWN]}, from which the metric cannot be computed ({error!r})"
+            f"the counts {str(sums)[:SHOWN]}, from which the metric cannot be computed ({error!r})"
         )
     return ""
 
@@ -76,13 +72,13 @@ def _result(
     found = state.cluster_index, [unit.unit_index for unit in state.units]
     if found != expected:
         return (
-            f"the state of cluster {found[0]} with units {str(found[1])[:_SHOWN]}, but its round has cluster {expected[0]} with units "
-            f"{str(expected[1])[:_SHOWN]}"
+            f"the state of cluster {found[0]} with units {str(found[1])[:SHOWN]}, but its round has cluster {expected[0]} with units "
+            f"{str(expected[1])[:SHOWN]}"
         )
     for unit in state.units:
         for digest in (unit.weights_digest, unit.optimizer_digest, unit.frozen_digest):
             if digest and (len(digest) != 64 or digest.strip("0123456789abcdef")):
-                return f"{digest[:_SHOWN]!r} as a digest of unit {unit.unit_index}, which must be a SHA-256"
+                return f"{digest[:SHOWN]!r} as a digest of unit {unit.unit_index}, which must be a SHA-256"
     if summary.local_steps > request.local_steps:
         return (
             f"{summary.local_steps} trained mini-batches, but the round has {request.local_steps}"
@@ -99,7 +95,7 @@ def _result(
 
 
 def _impossible(told: job_pb2.RoundProgress | control_unit_pb2.RoundPrepared) -> str:
-    return impossible_value(told, _MOST_BYTES, _OF_FP32)
+    return impossible_value(told, _OF_FP32, most_characters=_MOST_BYTES)
 
 
 def _stage(measured: Any, plan: plan_pb2.Plan) -> str:
@@ -108,4 +104,4 @@ def _stage(measured: Any, plan: plan_pb2.Plan) -> str:
     wrong = next((one.host_id for one in measured if one.host_id not in hosts), None)
     if wrong is None:
         return ""
-    return f"a measurement of {wrong[:_SHOWN]!r}, which has no stage in its plan"
+    return f"a measurement of {wrong[:SHOWN]!r}, which has no stage in its plan"

@@ -5,7 +5,6 @@ import math
 from collapipe.rpc import impossible_value
 from collapipe.v1 import plan_pb2, stage_pb2
 
-_MOST_CHARACTERS = 1000
 _MOST_STEP = (1 << 31) - 1
 """Spans have 32 bits for a step, with a sign."""
 _MASK_BYTES = 32
@@ -14,7 +13,7 @@ _ANY = {"seed": math.inf}
 
 def mistake_in(request: stage_pb2.RunStageRequest, plan: plan_pb2.Plan) -> str:
     """Returns what is impossible in a command, in words; empty if nothing is."""
-    if wrong := impossible_value(request, _MOST_CHARACTERS, _ANY):
+    if wrong := impossible_value(request, _ANY):
         return wrong
     scale = 0.0
     match request.WhichOneof("command"):

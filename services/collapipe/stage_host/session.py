@@ -567,7 +567,7 @@ def _check_configuration(configure: stage_pb2.ConfigureStage) -> None:
             f"stage {configure.stage_index} was given {len(configure.privacy.secrets)} secrets for the noise of "
             f"{len(units)} units: run the same version everywhere"
         )
-    if wrong := impossible_value(configure.privacy, _MOST_SECRET_BYTES):
+    if wrong := impossible_value(configure.privacy, most_characters=_MOST_SECRET_BYTES):
         raise InvalidInputError(
             f"stage {configure.stage_index} was given {wrong}: run the same version everywhere"
         )
