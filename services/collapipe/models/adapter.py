@@ -24,7 +24,7 @@ from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding
 from collapipe.job import LABELLING_TASKS, LoraConfig
-from collapipe.models.configuration_ranges import check_ranges
+from collapipe.models.configuration_ranges import check_position_table, check_ranges
 from collapipe.models.key_values import KeyValues
 from collapipe.models.lora import add_lora, changes_embeddings, frozen_names
 from collapipe.models.pretrained import DRAWING_WEIGHTS, MAKING_MODELS, load_pretrained
@@ -280,7 +280,9 @@ class ModelAdapter(ABC):
 
         try:
             check_ranges(values)
-            return cls.config_class.from_dict(values)
+            config = cls.config_class.from_dict(values)
+            check_position_table(config)
+            return config
         except (StrictDataclassError, *_UNUSABLE) as error:
             reason = " ".join(str(error).split())
             raise InvalidInputError(

@@ -13,6 +13,9 @@ from collapipe.job import MOST_TOKENS
 
 MOST_PARAMETERS = 100_000_000_000
 """Largest number of parameters of a model. The edge server builds the whole model on its disk."""
+_MOST_TABLE_NUMBERS = 1 << 22
+"""Most positions times width of a table of sinusoidal positions. `transformers` computes its numbers one by one, about a million in a second,
+and no other job can make a model meanwhile. Real models have up to 512 x 1,024."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,22 @@ def check_ranges(values: Mapping[str, Any]) -> None:
             value = numbers.get(key)
             for each in value if isinstance(value, list) else [value]:
                 _check(key, each, allowed)
+
+
+def check_position_table(config: Any) -> None:
+    """Refuses a table of sinusoidal positions that takes long to compute; raises `InvalidInputError`.
+
+    Args:
+        config: A complete configuration of `transformers`.
+    """
+    if config.model_type != "marian" and not getattr(config, "sinusoidal_pos_embds", False):
+        return
+    positions, width = config.max_position_embeddings, config.hidden_size
+    if positions * width > _MOST_TABLE_NUMBERS:
+        raise InvalidInputError(
+            f"max_position_embeddings of the model's configuration is {positions}, with vectors of {width} numbers: use at most "
+            f"{_MOST_TABLE_NUMBERS // width} positions, because models with sinusoidal positions take long to make"
+        )
 
 
 def _check(key: str, value: object, allowed: _Range) -> None:

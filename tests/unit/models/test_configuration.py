@@ -230,6 +230,31 @@ def test_bad_override_of_a_language_model_is_refused(
         create_config_json(model, CAUSAL_LM, [], make_tokenizer("llama"))
 
 
+@pytest.mark.parametrize(
+    ("family", "task", "width", "config"),
+    [
+        ("marian", TRANSLATION, "d_model", {}),
+        ("distilbert", NER, "dim", {"sinusoidal_pos_embds": True}),
+    ],
+)
+def test_sinusoidal_positions_are_as_many_as_are_computed_in_seconds(
+    make_tokenizer: MakeTokenizer,
+    family: str,
+    task: TaskConfig,
+    width: str,
+    config: dict[str, object],
+) -> None:
+    def create(positions: int) -> str:
+        values = {width: 1024, "max_position_embeddings": positions, **config}
+        labels = LABELS if task is NER else []
+        model = ModelConfig(family=family, config=values)
+        return create_config_json(model, task, labels, make_tokenizer(family))
+
+    assert json.loads(create(4096))["max_position_embeddings"] == 4096
+    with pytest.raises(InvalidInputError, match=r"max_position_embeddings.* 4097.* 4096 "):
+        create(4097)
+
+
 @pytest.mark.parametrize("family", sorted(MODEL_FAMILIES))
 def test_every_setting_that_a_job_may_give_has_a_range_or_few_values(family: str) -> None:
     """Whoever adds a family names the range of each new number."""
