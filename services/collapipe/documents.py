@@ -1,16 +1,17 @@
-"""Small JSON documents that are replaced atomically, so that a reader sees the old one or the new one."""
+"""Small JSON documents that are replaced atomically, so that a reader sees the old one or the new one. Files of somebody else are opened here, too."""
 
 import errno
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from collapipe.errors import CorruptDataError, WrongStateError
+from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
 
 _POLL_SECONDS = 0.1
 
@@ -39,6 +40,29 @@ def decode_json(text: str | bytes, **options: Any) -> Any:
         raise ValueError(
             f"its {len(text)} characters or bytes are nested too deeply: use at most 100 levels"
         ) from None
+
+
+def open_regular(path: Path, name: str = "") -> BinaryIO:
+    """Opens a file that somebody else may replace at any moment.
+
+    Args:
+        name: What the error calls it, if not by its path.
+
+    Raises:
+        InvalidInputError: It is a pipe or a device, which may have no end, or a folder.
+        OSError: It cannot be opened.
+    """
+    irregular = InvalidInputError(
+        f"{name or path}: is no regular file, but a pipe, a device or a folder: copy its content to a file"
+    )
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise irregular
+    # It may have become a pipe since, and must not be waited for. So what was opened is checked.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise irregular
+    return file
 
 
 def read_document(

@@ -1,14 +1,21 @@
 """Finds pretrained models on this machine, by the names that jobs give them. This module imports no torch.
 
-Anybody may have made such a directory. So it checks what `transformers` would believe: which other files are read, and how much.
+Anybody may have made such a directory. So it checks what `transformers` would believe: which other files are read, and how much. Files may be
+replaced at any moment, so each is opened once, and what was opened is checked.
 """
 
 import importlib
+import io
+import json
+import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from collapipe.documents import decode_json
+from collapipe.documents import decode_json, open_regular
 from collapipe.errors import InvalidInputError
 
 _WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -95,15 +102,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_text(path: Path, max_bytes: int = _MAX_TEXT_BYTES) -> str:
     """Reads a file of a pretrained directory; raises `InvalidInputError`."""
     try:
-        # A pipe or a device would never end.
-        if path.exists() and not path.is_file():
-            raise InvalidInputError(f"{path}: is no file: copy the directory again")
-        size = path.stat().st_size
-        if size > max_bytes:
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
+        if len(content) > max_bytes:
             raise InvalidInputError(
-                f"{path}: has {size} bytes, but at most {max_bytes} bytes are read: remove what the model does not need"
+                f"{path}: has more than {max_bytes} bytes, which is the most that is read: remove what the model does not need"
             )
-        return path.read_text(encoding="utf-8")
+        return io.StringIO(content.decode(), newline=None).read()  # Line ends become those of Unix.
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -149,13 +154,38 @@ def sharded_weights(directory: Path) -> dict[str, Path] | None:
     files: dict[str, Any] = index["weight_map"]
     for name in set(map(str, files.values())):
         is_plain = Path(name).name == name and name.endswith(".safetensors") and "\0" not in name
-        # A host may have the files of its own units only.
-        if not is_plain or ((directory / name).exists() and not (directory / name).is_file()):
+        if not is_plain:
             raise InvalidInputError(
                 f"{path}: names the file {name!r:.200}, but only safetensors files in its own directory are read: load the model with "
                 "transformers and write it with save_pretrained"
             )
     return {tensor: directory / str(name) for tensor, name in files.items()}
+
+
+@contextmanager
+def opened_weights(directory: Path) -> Iterator[Path]:
+    """Opens all weights of a pretrained directory, and yields a directory that has nothing but them, for `transformers`.
+
+    Raises:
+        InvalidInputError: As `sharded_weights`, or a file is a pipe or a device.
+        OSError: A file cannot be opened.
+    """
+    shards = sharded_weights(directory)
+    with ExitStack() as stack:
+        links = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="collapipe-")))
+        (links / "generation_config.json").write_text("{}", encoding="utf-8")  # It must be there.
+        if shards is not None:
+            index = {"metadata": {}, "weight_map": {key: path.name for key, path in shards.items()}}
+            (links / _INDEX).write_text(json.dumps(index), encoding="utf-8")
+        for path in set(shards.values()) if shards is not None else [directory / _WEIGHTS]:
+            file = stack.enter_context(open_regular(path))
+            (links / path.name).symlink_to(path_of_opened(file))
+        yield links
+
+
+def path_of_opened(file: BinaryIO) -> str:
+    """Returns a path by which this process opens an opened file again, whatever its name stands for by now."""
+    return f"{'/proc/self/fd' if os.path.exists('/proc/self/fd') else '/dev/fd'}/{file.fileno()}"
 
 
 def _cached(name: str) -> Path:

@@ -1,7 +1,6 @@
 """The data files of a job: how they are opened, and how much memory reading them may take."""
 
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import BinaryIO
 
 import psutil
 
+from collapipe.documents import open_regular
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 MOST_CHARACTERS = 1 << 22
@@ -49,16 +49,11 @@ class DataFile:
             InvalidInputError: It cannot be read. A pipe or a device, which may have no end, is refused.
             NotPermittedError: It is in none of the folders.
         """
-        if not stat.S_ISREG(self.stat().st_mode):
-            raise self._irregular()
         try:
-            # The file may have become a pipe since, and must not be waited for.
-            file = os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-        except OSError as error:
+            file = open_regular(self.path, self.name)
+        except (OSError, ValueError) as error:  # A name with NUL is no `OSError`.
             raise self.unreadable(error) from error
         try:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise self._irregular()
             # A symbolic link may have changed since the job was checked, so what was opened is checked.
             if self.folders:
                 self.check_place(Path(os.readlink(f"/proc/self/fd/{file.fileno()}")))
@@ -75,11 +70,6 @@ class DataFile:
                 f"{self.name} is a link to {place}, but on this host jobs may only read files in {' and '.join(map(str, folders))}: "
                 "move the file there"
             )
-
-    def _irregular(self) -> InvalidInputError:
-        return InvalidInputError(
-            f"{self.name}: is no regular file, but a pipe, a device or a folder: copy its content to a file"
-        )
 
     def unreadable(self, error: OSError | ValueError) -> InvalidInputError:
         """Returns the error that says why the file cannot be read."""

@@ -13,8 +13,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from collapipe.documents import open_regular
 from collapipe.errors import InvalidInputError, NotFoundError
-from collapipe.pretrained_directories import pretrained_directory, sharded_weights
+from collapipe.pretrained_directories import (
+    opened_weights,
+    path_of_opened,
+    pretrained_directory,
+    sharded_weights,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -115,15 +121,16 @@ def load_pretrained(
     # It draws weights that are missing, but these are left out below. So any seed does.
     with DRAWING_WEIGHTS, MAKING_MODELS, _no_output(), _OwnRandomNumbers(seed=0):
         try:
-            model, report = load(
-                directory,
-                config=copy.deepcopy(config),
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+            with opened_weights(directory) as opened:
+                model, report = load(
+                    opened,
+                    config=copy.deepcopy(config),
+                    dtype=dtype,
+                    use_safetensors=True,
+                    local_files_only=True,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,
+                )
         except (OSError, SafetensorError) as error:
             raise InvalidInputError(
                 f"{directory}: the weights cannot be read: {error}; a file is missing or damaged, so copy the directory "
@@ -175,7 +182,7 @@ def read_frozen(adapter: "ModelAdapter", unit_index: int, directory: Path) -> di
                 raise NotFoundError(
                     f"{directory} has no tensor {name!r}: check that it holds the whole model"
                 )
-            with safe_open(shards[found], "pt") as file:
+            with _safe_open(shards[found]) as file:
                 tensor = file.get_tensor(found)
             tensors[name] = tensor.to(adapter.base_dtype) if tensor.is_floating_point() else tensor
     except (OSError, InvalidInputError, SafetensorError) as error:
@@ -191,8 +198,14 @@ def _shards(directory: Path) -> dict[str, Path]:
     if shards is not None:
         return shards
     single = directory / "model.safetensors"
-    with safe_open(single, "pt") as file:
+    with _safe_open(single) as file:
         return dict.fromkeys(file.keys(), single)
+
+
+@contextmanager
+def _safe_open(path: Path) -> Iterator[Any]:
+    with open_regular(path) as file, safe_open(path_of_opened(file), "pt") as weights:
+        yield weights
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from collapipe.data.sources import open_file
 from collapipe.data.table_process import MEMORY_BYTES
 from collapipe.errors import InvalidInputError, NotPermittedError
 from collapipe.job import DataConfig, JobConfig
+from collapipe.pretrained_directories import read_text
 
 GOOD = '{"text": "it is warm", "label": "warm"}\n'
 SECRET = '{"text": "the password", "label": "secret"}\n'
@@ -315,20 +317,24 @@ def test_hub_name_does_not_stand_for_the_directory_of_the_process(
         load_hub_rows("train", "classification", data)
 
 
+@pytest.mark.parametrize("read_it", [lambda path: DataFile("a", path).open(), read_text])
 def test_file_that_becomes_a_pipe_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_it: Callable[[Path], object]
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(GOOD, encoding="utf-8")
     before = path.stat()
     path.unlink()
     os.mkfifo(path)
-    monkeypatch.setattr(DataFile, "stat", lambda self: before)
+    stat = Path.stat
+    monkeypatch.setattr(
+        Path, "stat", lambda self, **kw: before if self == path else stat(self, **kw)
+    )
     refused = threading.Event()
 
     def open_it() -> None:
         with pytest.raises(InvalidInputError, match="regular file"):
-            DataFile("a", path).open()
+            read_it(path)
         refused.set()
 
     threading.Thread(target=open_it, daemon=True).start()

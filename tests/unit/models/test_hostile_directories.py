@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from collapipe.errors import InvalidInputError, NotFoundError
 from collapipe.models import ModelAdapter, adapter_for, initial_model, read_frozen
+from collapipe.pretrained_directories import read_text
 
 MakeConfig = Callable[..., str]
 
@@ -209,3 +210,41 @@ def test_tensor_of_another_shape_is_named(
     untyped.model.norm.weight = torch.nn.Parameter(torch.ones(1))
     with pytest.raises(InvalidInputError, match=r"model\.norm\.weight .*\(1,\).*\(16,\)"):
         load(make_config_json, Path(save(model)))
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_file_that_is_replaced_after_it_was_checked_is_not_used(
+    make_adapter: Callable[..., ModelAdapter],
+    make_config_json: MakeConfig,
+    model: PreTrainedModel,
+    save: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_sharded: bool,
+) -> None:
+    directory = Path(save(model, max_shard_size="8KB" if is_sharded else "1GB"))
+    other = directory.with_name("other")
+    initial_model(make_adapter("llama", "causal_lm"), None, seed=2).save_pretrained(other)
+    load = type(model).from_pretrained
+
+    def replace_and_load(*args: Any, **kwargs: Any) -> Any:
+        for file in directory.glob("model*"):
+            file.unlink()
+        (other / "model.safetensors").rename(directory / "model.safetensors")
+        (directory / "adapter_config.json").write_text("{}")
+        return load(*args, **kwargs)
+
+    adapter = adapter_for(
+        "llama", "causal_lm", make_config_json("llama", "causal_lm", str(directory))
+    )
+    monkeypatch.setattr(type(model), "from_pretrained", replace_and_load)
+    loaded = initial_model(adapter, str(directory), seed=1).state_dict()
+    assert not list(directory.glob("*.index.json"))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_file_that_is_larger_than_it_says_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.symlink_to("/proc/self/maps")
+    assert path.stat().st_size == 0
+    with pytest.raises(InvalidInputError, match=f"{path}: .* 100 bytes"):
+        read_text(path, max_bytes=100)
