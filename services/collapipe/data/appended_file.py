@@ -69,7 +69,7 @@ class AppendedFile:
         content = self._read_tail()
         is_first = self._num_lines == 0
         start = self._open_line_end(content)
-        check_memory(self.path, len(content), content.count(b"\n"))
+        check_memory(self.path, len(content), content.count(b"\n"), is_read=True)
         pieces = content[start:].split(b"\n")
         ends_complete = pieces[-1] == b"" or not is_first
         if ends_complete:

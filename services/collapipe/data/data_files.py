@@ -80,18 +80,21 @@ class DataFile:
         )
 
 
-def check_memory(place: str, num_bytes: int = 0, num_rows: int = 0) -> None:
+def check_memory(
+    place: str, num_bytes: int = 0, num_rows: int = 0, *, is_read: bool = False
+) -> None:
     """Refuses rows that this process has no memory for.
 
     Args:
         place: The file, or the file and line, for the message.
-        num_bytes: What is going to be read. 0 if it was read before.
+        num_bytes: Bytes of lines of which rows are going to be made.
+        is_read: Whether these bytes are in memory, and so no longer free.
 
     Raises:
         InvalidInputError: Too little memory is left, or would be.
     """
     free, total = memory()
-    needed = _BYTES_OF_A_BYTE * num_bytes + _BYTES_OF_A_ROW * num_rows
+    needed = (_BYTES_OF_A_BYTE - is_read) * num_bytes + _BYTES_OF_A_ROW * num_rows
     if free - needed < min(_LEAST_FREE_SHARE * total, _LEAST_FREE_BYTES):
         what = (
             f"{num_bytes:,} bytes in {num_rows:,} lines need about {needed / 1e6:,.0f} MB of memory"

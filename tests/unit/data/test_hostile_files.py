@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from collapipe.data import data_files
+from collapipe.data.appended_file import AppendedFile
 from collapipe.data.cluster_rows import ClusterRows
 from collapipe.data.data_files import MOST_CHARACTERS, DataFile, memory
 from collapipe.data.hub import load_hub_rows
@@ -284,6 +285,18 @@ def test_saved_folder_with_a_wrong_list_of_files_is_refused(tmp_path: Path, cont
     (tmp_path / "state.json").write_text(content, encoding="utf-8")
     with pytest.raises(InvalidInputError, match=r"state\.json: "):
         read(tmp_path)
+
+
+def test_bytes_that_are_in_memory_are_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(GOOD * 1000, encoding="utf-8")
+    size, all_memory = path.stat().st_size, 100_000_000
+    # Just enough: before the file is read, and with the file in memory, which its rows and their texts still need.
+    free = [all_memory // 20 + 4 * size + 1000 * 1000 - used for used in (0, size)]
+    monkeypatch.setattr(data_files, "memory", lambda: (free.pop(0), all_memory))
+    assert len(AppendedFile(DataFile("a", path)).read().lines) == 1000
 
 
 # --- data sets of the library `datasets`
