@@ -3,7 +3,7 @@
 A few kilobytes of such a file can stand for many gigabytes, and a wrong one can crash the library that reads it. So no service
 reads it itself: this process has little memory, and only its own end is at stake.
 
-The file is its standard input. The first line that it writes has the names of classes by column, each further line is a row, and
+The file is its standard input. Columns with bytes, such as pictures, are not read, because no task uses them. The first line that it writes has the names of classes by column, each further line is a row, and
 the last line is a text: why reading ended, or "" at the end of the file.
 
     python -m collapipe.data.table_process parquet < FILE
@@ -46,17 +46,30 @@ def _lines(form: str) -> Iterator[str]:
     if form == "parquet":
         # Otherwise, whole columns of a group of rows are in memory.
         file = pq.ParquetFile(sys.stdin.buffer, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-        schema, batches = file.schema_arrow, file.iter_batches(_BATCH_ROWS, use_threads=False)
+        schema = file.schema_arrow
     else:
-        stream = pa.ipc.open_stream(sys.stdin.buffer)
-        schema, batches = stream.schema, stream
+        # Its batches lie in the file, and only what is used of them gets into memory.
+        file = pa.ipc.open_stream(pa.memory_map("/proc/self/fd/0"))
+        schema = file.schema
+    left_out = {field.name: ["bytes", ""] for field in schema if _has_bytes(field.type)}
+    columns = [name for name in schema.names if name not in left_out]
+    if form == "parquet":
+        batches = file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False)
+    else:
+        batches = (batch.select(columns) for batch in file)
     features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
     found = features.get("info", {}).get("features", {})
     yield json.dumps({name: names for name in found if (names := _class_names(found[name]))})
     for batch in batches:
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             for row in batch.slice(start, _BATCH_ROWS).to_pylist():
-                yield json.dumps(row, ensure_ascii=False, default=_no_text)
+                yield json.dumps(left_out | row, ensure_ascii=False, default=_no_text)
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Returns whether values of a type of Arrow are bytes, or contain them."""
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return "binary" in str(kind).split("[")[0] if not inner else any(map(_has_bytes, inner))
 
 
 def _no_text(value: Any) -> list[str]:

@@ -96,8 +96,8 @@ def test_file_is_read_to_the_size_that_it_had(
     source = open_file(str(path), "classification", DataConfig())
     check = data_files.check_memory
 
-    def grow(*arguments: Any) -> None:
-        check(*arguments)
+    def grow(*arguments: Any, **options: Any) -> None:
+        check(*arguments, **options)
         with path.open("a", encoding="utf-8") as file:
             file.write(GOOD)
 
@@ -297,6 +297,19 @@ def test_bytes_that_are_in_memory_are_not_counted_again(
     free = [all_memory // 20 + 4 * size + 1000 * 1000 - used for used in (0, size)]
     monkeypatch.setattr(data_files, "memory", lambda: (free.pop(0), all_memory))
     assert len(AppendedFile(DataFile("a", path)).read().lines) == 1000
+
+
+@pytest.mark.parametrize("form", ["parquet", "save_to_disk"])
+def test_columns_with_bytes_take_no_memory(tmp_path: Path, form: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "rows.parquet"
+    size = MEMORY_BYTES // 8
+    record = {"text": "a", "label": "b", "picture": {"bytes": bytes(size), "path": "c"}}
+    table = datasets.Dataset.from_list([record] * 9)
+    table.to_parquet(path) if form == "parquet" else table.save_to_disk(path)
+    assert [row.texts for row in read(path)] == [("a",)] * 9
+    with pytest.raises(InvalidInputError, match=r"'picture'.*data\.label_column"):
+        open_file(str(path), "classification", DataConfig(label_column="none")).read()
 
 
 # --- data sets of the library `datasets`
