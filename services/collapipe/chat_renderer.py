@@ -3,7 +3,7 @@
 A template is a program of whoever made the directory. The sandbox of jinja2 keeps it from the internals of Python, but lets it loop
 and fill the memory. So `python -m collapipe.chat_renderer` renders, within limits, and the kernel ends it if it needs more.
 
-Its first line of input is {"template", "roles", "seconds"}, and each other one a list of {"messages", "add_generation_prompt"}. It answers with one
+Its first line of input is {"template", "roles", "seconds", "most_characters"}, and each other one a list of {"messages", "add_generation_prompt"}. It answers with one
 line each: {"texts"} or {"error"}. It ends with its input, or when nothing was asked for a while.
 """
 
@@ -16,6 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from collapipe.errors import InvalidInputError
@@ -24,8 +25,6 @@ _MEMORY_BYTES = 1 << 30
 """Address space of the process. Its code takes about a fifth of it."""
 _SECONDS_EACH = 0.1
 """Processor time that is added for each chat."""
-_MAX_CHARACTERS = 16 << 20
-"""Longest rendered text."""
 _MAX_REASON = 500
 """Most characters of an error of a template."""
 _IDLE_SECONDS = 60.0
@@ -37,11 +36,19 @@ class ChatRenderer:
 
     Args:
         roles: The special tokens that the template may name, by role.
+        most_characters: Longest rendered text.
         seconds: Processor time for all chats together, beside that for each chat.
     """
 
-    def __init__(self, template: str, roles: Mapping[str, str], seconds: float = 10.0) -> None:
-        self._opening = _line({"template": template, "roles": dict(roles), "seconds": seconds})
+    def __init__(
+        self,
+        template: str,
+        roles: Mapping[str, str],
+        most_characters: int,
+        seconds: float = 10.0,
+    ) -> None:
+        opening = {"template": template, "roles": dict(roles), "seconds": seconds}
+        self._opening = _line({**opening, "most_characters": most_characters})
         self._seconds = seconds
         self._asking = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,6 +93,8 @@ class ChatRenderer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,
+                # Python looks for modules in the directory of a process first, which may be one of data.
+                cwd=Path(__file__).parents[1],
             )
             self._end_process = weakref.finalize(self, _end, process)
             question = self._opening + question
@@ -131,7 +140,7 @@ def main() -> None:
         chats = json.loads(line)
         seconds += _SECONDS_EACH * len(chats)
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        answer = _line(_answer(renderer, chats))
+        answer = _line(_answer(renderer, chats, opening["most_characters"]))
         seconds, _ = signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()
@@ -139,7 +148,9 @@ def main() -> None:
         line = sys.stdin.buffer.readline() if is_asked else b""
 
 
-def _answer(renderer: Any, chats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _answer(
+    renderer: Any, chats: Sequence[Mapping[str, Any]], most_characters: int
+) -> dict[str, Any]:
     try:
         texts = [
             renderer.apply_chat_template(
@@ -153,9 +164,9 @@ def _answer(renderer: Any, chats: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         reason = str(error) or type(error).__name__
         return {"error": reason[:_MAX_REASON]}
     longest = max(map(len, texts))
-    if longest > _MAX_CHARACTERS:
+    if longest > most_characters:
         return {
-            "error": f"it made a text of {longest} characters, but at most {_MAX_CHARACTERS} are allowed"
+            "error": f"it made a text of {longest} characters, but at most {most_characters} are allowed: shorten the chat or the template"
         }
     return {"texts": texts}
 

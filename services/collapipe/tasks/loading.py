@@ -12,7 +12,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding
 from collapipe.job import JobConfig
 from collapipe.models import adapter_class_for
-from collapipe.pretrained_directories import pretrained_directory
+from collapipe.pretrained_directories import MAX_VOCABULARY_BYTES, pretrained_directory
 from collapipe.tasks.causal_lm import CausalLanguageModel, packed_tokens
 from collapipe.tasks.classification import Classification
 from collapipe.tasks.instruction import InstructionFollowing
@@ -119,7 +119,17 @@ def _make_encoder(job: JobConfig, vocabulary: bytes) -> Vocabulary:
 
 
 def _make_or_read_vocabulary(job: JobConfig, new: NewRows) -> bytes:
-    if job.model.pretrained is not None:
-        return read_vocabulary(pretrained_directory(job.model.pretrained), job.model.family)
-    texts = (text for row in new.train for text in row.texts)
-    return make_vocabulary(texts, job.model.vocabulary_size, job.model.family)
+    model = job.model
+    if model.pretrained is not None:
+        vocabulary = read_vocabulary(pretrained_directory(model.pretrained), model.family)
+        remedy = f"shorten the tokenizer.json or the chat template of {model.pretrained}"
+    else:
+        texts = (text for row in new.train for text in row.texts)
+        vocabulary = make_vocabulary(texts, model.vocabulary_size, model.family)
+        remedy = f"lower model.vocabulary_size, which is {model.vocabulary_size}"
+    if len(vocabulary) > MAX_VOCABULARY_BYTES:
+        raise InvalidInputError(
+            f"the vocabulary of the job, with its chat template, has {len(vocabulary)} bytes, but other hosts take at most "
+            f"{MAX_VOCABULARY_BYTES}: {remedy}"
+        )
+    return vocabulary

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from collapipe.job import MOST_TOKENS
+
 _MAX_STEPS = 16
 _MAX_AFFIX = 64
 """Most characters of a text in a step, such as a prefix, and most tokens around a text."""
@@ -21,7 +23,6 @@ _MAX_WORD = 200
 """Most characters of a word that WordPiece cuts into tokens. The time grows with their cube. BERT has 100."""
 _MAX_PATTERN = 1_000
 """Most characters of a pattern."""
-_MAX_TOKENS = 1_000_000
 _MAX_ADDED_TOKENS = 50_000
 
 _STEPS = {
@@ -231,7 +232,7 @@ def _check_model(model: dict[str, Any]) -> None:
     tokens: Any = list(vocabulary) if isinstance(vocabulary, (dict, list)) else None
     if isinstance(vocabulary, list):
         tokens = [entry[0] if isinstance(entry, list) and entry else entry for entry in vocabulary]
-    _check_tokens("model.vocab", _list(tokens, "model.vocab", _MAX_TOKENS))
+    _check_tokens("model.vocab", _list(tokens, "model.vocab", MOST_TOKENS))
     longest = model.get("max_input_chars_per_word", 0)
     if not isinstance(longest, int) or longest > _MAX_WORD:
         raise ValueError(

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Encoding, Tokenizer, models, pre_tokenizers, 
 from tokenizers.decoders import DecodeStream
 
 from collapipe.chat_renderer import ChatRenderer
+from collapipe.data.data_files import MOST_CHARACTERS
 from collapipe.data.rows import check_text
 from collapipe.documents import decode_json
 from collapipe.errors import InvalidInputError
@@ -237,7 +238,7 @@ class Vocabulary:
                 f"{what}: has no chat template, but rows of the data have messages: set model.pretrained to a directory with "
                 "chat_template.jinja, or with chat_template in its tokenizer_config.json, or give each row a prompt and a completion"
             )
-        return ChatRenderer(self._chat_template, self._roles)
+        return ChatRenderer(self._chat_template, self._roles, MOST_CHARACTERS)
 
     def encode_prompt(self, text: str, *, add_start: bool = True) -> list[int]:
         """Encodes one text that a model continues; raises `InvalidInputError` if it has no tokens."""

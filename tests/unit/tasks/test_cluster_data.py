@@ -12,7 +12,7 @@ import torch
 from collapipe.data.cluster_rows import check_data
 from collapipe.errors import InvalidInputError, WrongStateError
 from collapipe.job import JobConfig
-from collapipe.tasks import Task, load_task
+from collapipe.tasks import Task, load_task, loading
 
 JobMaker = Callable[..., JobConfig]
 TextWriter = Callable[..., str]
@@ -288,6 +288,15 @@ def test_unusable_data_is_refused_with_the_remedy(
     if job.data.source != "stdlib_docstrings":  # The client does not read these.
         with pytest.raises(InvalidInputError, match=message):
             check_data(job)
+
+
+def test_vocabulary_that_is_larger_than_other_hosts_take_is_refused_with_the_remedy(
+    data: dict[str, Any], make_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "MAX_VOCABULARY_BYTES", 1000, raising=False)
+    job = make_job("classification", data, model={"vocabulary_size": 301})
+    with pytest.raises(InvalidInputError, match=r" 1000: .*model\.vocabulary_size.* 301"):
+        load_task(job, 0, None)
 
 
 def test_unknown_cluster_is_refused(data: dict[str, Any], make_job: JobMaker) -> None:
