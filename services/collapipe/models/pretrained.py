@@ -35,9 +35,9 @@ MAKING_MODELS = threading.RLock()
 changes two things for the whole process: torch's default type, and whether new models tie their weights. So code that runs without
 this lock names the type of each floating-point tensor that it makes."""
 DRAWING_WEIGHTS = threading.RLock()
-"""Whoever draws the weights of a model holds this lock, and whoever loads one does, too, before `MAKING_MODELS`. Both change the
-functions of `torch.nn.init` meanwhile, in a way that does not matter on the meta device. So no other job waits while weights are drawn, which may
-take minutes."""
+"""Whoever draws the weights of a model, or loads a model, holds this lock, and takes it before `MAKING_MODELS`. For that time, `transformers`
+replaces the functions of `torch.nn.init` for the whole process. Models on the meta device have no weights, so they may be made meanwhile, under
+`MAKING_MODELS` alone. Drawing weights may take minutes."""
 
 
 class _OwnRandomNumbers(TorchDispatchMode):

@@ -16,7 +16,7 @@ _MAX_STEPS = 16
 _MAX_AFFIX = 64
 """Most characters of a text in a step, such as a prefix, and most tokens around a text."""
 _MAX_GROWTH = 64
-"""How much longer all replacements together may make a text."""
+"""How many times as long all steps of a section may make a text with texts that the author of the tokenizer chose."""
 MAX_TOKEN = 1_000
 """Most characters of a token."""
 _MAX_WORD = 200
@@ -54,7 +54,7 @@ _ITEM = re.compile(
 """One character or class of characters, and how often it occurs."""
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_KNOWN_PARTS = (
+_SAFE_GROUPS = (
     _ENDINGS,
     r"'(?i:[sdmt]|ll|ve|re)",
     r"'(?:[sdmt]|ll|ve|re)",
@@ -65,8 +65,9 @@ _KNOWN_PARTS = (
         for end in ("", f"{_ENDINGS}?")
     ),
 )
-"""Parts of the patterns of GPT-2 to GPT-4o, Llama 3, Qwen and Mistral. Wherever one of them gives up, it or a later alternative in it takes
-all that it has looked at."""
+"""Alternatives that stand in the patterns of GPT-2 to GPT-4o, Llama 3, Qwen and Mistral. Some have groups or conditions, so the rules for other
+alternatives would refuse them. They are safe: when one of them does not match after many characters, it or the next alternative of the same entry
+matches all these characters. So no character is looked at many times."""
 
 
 def read_tokenizer(tokenizer_json: bytes) -> dict[str, Any]:
@@ -87,9 +88,10 @@ def read_tokenizer(tokenizer_json: bytes) -> dict[str, Any]:
 
 
 def takes_linear_time(pattern: str) -> bool:
-    """Returns whether a regular expression takes about as long as its text, whatever the text is.
+    """Returns whether searching with a regular expression takes a time that is linear in the length of the text, for every text.
 
-    Each alternative is a known part, or has only items behind its first repeated one that may be absent. So it never has to go back.
+    Each alternative must be in `_SAFE_GROUPS`, or keep a rule: behind the first item with `*`, `+` or `{}`, all items have `*`. Such items match
+    whatever follows, so the search never tries a shorter match again. The function may return `False` for an expression that is linear.
     """
     position = 0
     while True:
@@ -100,10 +102,10 @@ def takes_linear_time(pattern: str) -> bool:
 
 
 def _end_of_alternative(pattern: str, position: int) -> int | None:
-    """Returns where the alternatives end that begin at a position; `None` if they may take longer."""
-    for part in _KNOWN_PARTS:
-        end = position + len(part)
-        if pattern.startswith(part, position) and pattern[end : end + 1] in ("", "|"):
+    """Returns where the alternative, or the group of `_SAFE_GROUPS`, ends that begins at a position. `None` if it may not be linear."""
+    for group in _SAFE_GROUPS:
+        end = position + len(group)
+        if pattern.startswith(group, position) and pattern[end : end + 1] in ("", "|"):
             return end
     may_be_absent = repeats = False
     while position < len(pattern) and pattern[position] != "|":
@@ -144,17 +146,19 @@ def _check_section(section: str, first: Any) -> None:
                 f"{section} has {kind} twice, which can make texts very long: use it once"
             )
         found.add(kind)
-        _check_step(f"{section} {kind}", step)
-        if kind == "Replace":
-            growth *= max(1, len(step["content"]))
+        growth *= _check_step(f"{section} {kind}", step)
     if growth > _MAX_GROWTH:
         raise ValueError(
-            f"{section} can make a text {growth} times as long, but at most {_MAX_GROWTH} times is allowed"
+            f"{section} can make a text {growth} times as long, but at most {_MAX_GROWTH} times is allowed: use shorter replacements"
         )
 
 
 def _steps(step: Any, section: str) -> Iterator[dict[str, Any]]:
-    """Yields the steps of a section, as far as they may be too many."""
+    """Yields the steps of a section. A `Sequence` is not yielded itself, but its members are.
+
+    Raises:
+        ValueError: The section has something that is no step, or so many steps that it could take long to go through them.
+    """
     waiting = [step]
     for _ in range(4 * _MAX_STEPS):
         if not waiting:
@@ -172,16 +176,20 @@ def _steps(step: Any, section: str) -> Iterator[dict[str, Any]]:
     raise ValueError(f"{section} has too many steps: use at most {_MAX_STEPS}")
 
 
-def _check_step(name: str, step: dict[str, Any]) -> None:
+def _check_step(name: str, step: dict[str, Any]) -> int:
+    """Checks a step, and returns how many times as long its longest text may make a text. 1 if it puts no text of its own into texts."""
+    growth = 1
     for key, value in step.items():
         if key == "precompiled_charsmap":
-            _check_characters(name, value)
+            growth = max(growth, _check_characters(name, value))
         elif key == "pattern":
             _check_pattern(name, value)
         elif key in ("single", "pair"):
             _list(value, f"{name}.{key}", _MAX_AFFIX)
         elif isinstance(value, str):
             _check_affix(f"{name}.{key}", value)
+            if key in ("content", "prepend"):
+                growth = max(growth, len(value))
     if name.endswith("TemplateProcessing"):
         special = step.get("special_tokens")
         for token in special.values() if isinstance(special, dict) else ():
@@ -190,6 +198,7 @@ def _check_step(name: str, step: dict[str, Any]) -> None:
         raise ValueError(
             f"{name} has the content {step.get('content')!r:.80}, but must have a text"
         )
+    return growth
 
 
 def _check_pattern(name: str, pattern: Any) -> None:
@@ -207,8 +216,11 @@ def _check_pattern(name: str, pattern: Any) -> None:
         )
 
 
-def _check_characters(name: str, characters: Any) -> None:
-    """Checks the table of a `Precompiled`: the size of its tree, the tree, and the replacements, each of which ends with a zero byte."""
+def _check_characters(name: str, characters: Any) -> int:
+    """Checks the table of a `Precompiled`, and returns the length of its longest replacement in bytes.
+
+    It has the size of its tree, the tree, and the replacements, each of which ends with a zero byte.
+    """
     try:
         table = base64.b64decode(characters, validate=True)
     except (TypeError, ValueError) as error:
@@ -222,6 +234,7 @@ def _check_characters(name: str, characters: Any) -> None:
             f"{name} has a table of {len(table)} bytes with a tree of {size} bytes and a replacement of {longest} bytes, but only "
             f"complete tables with replacements of at most {_MAX_AFFIX} bytes are read"
         )
+    return longest
 
 
 def _check_model(model: dict[str, Any]) -> None:

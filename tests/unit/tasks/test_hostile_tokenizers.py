@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from collapipe.errors import InvalidInputError
-from collapipe.tasks.tokenizer_limits import takes_linear_time
+from collapipe.tasks.tokenizer_limits import read_tokenizer, takes_linear_time
 from collapipe.tasks.vocabulary import Vocabulary, make_vocabulary, read_vocabulary
 
 QWEN2 = (
@@ -115,6 +115,22 @@ AROUND = {"type": "TemplateProcessing", "single": [], "pair": [], "special_token
 def test_tokenizer_that_takes_time_or_memory_or_ends_the_process_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInputError, match=f"{len(data)} bytes.*tokenizer.json"):
         Vocabulary(data, "llama", 8)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        replace({"String": "a"}, "a" * 33),
+        characters(4, b"a" * 33),
+        {"type": "Prepend", "prepend": "a" * 33},
+    ],
+    ids=lambda step: step["type"],
+)
+def test_growth_of_steps_that_follow_each_other_is_multiplied(first: dict[str, Any]) -> None:
+    second = replace({"String": "a"}, "aa")
+    read_tokenizer(changed(normalizer=several("normalizers", first)))
+    with pytest.raises(ValueError, match="normalizer .* 66 .* 64 "):
+        read_tokenizer(changed(normalizer=several("normalizers", first, second)))
 
 
 def test_padding_and_cutting_of_a_vocabulary_are_not_used() -> None:
