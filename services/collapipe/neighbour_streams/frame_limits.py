@@ -23,7 +23,7 @@ def frame_limits(
     Activations are as large as in the estimates, in fp32 and with what a codec adds to a narrow row. Beside them there is room
     for token ids and a mask.
     """
-    rows = max(1, training.mini_batch // (plan.num_micro_batches or 1))
+    rows = rows_of_micro_batch(plan, training)
     length, positions = settings.max_length, adapter.max_length(adapter.config)
     # The last slices may have a token more than the first ones.
     slice_length = -(-length // (plan.num_slices or 1))
@@ -51,6 +51,11 @@ def frame_limits(
         limits[FrameKind.FORWARD] = activation(rows, slice_length) + 2 * integers(rows, length)
         limits[FrameKind.BACKWARD] = activation(rows, slice_length)
     return {kind: min(num_bytes, MAX_FRAME_BYTES) for kind, num_bytes in limits.items()}
+
+
+def rows_of_micro_batch(plan: plan_pb2.Plan, training: TrainingConfig) -> int:
+    """Returns the rows of each micro-batch in training, and the most of one in an evaluation."""
+    return max(1, training.mini_batch // (plan.num_micro_batches or 1))
 
 
 def of_kinds(limits: Mapping[FrameKind, int], kinds: Collection[FrameKind]) -> dict[FrameKind, int]:

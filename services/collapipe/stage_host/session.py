@@ -21,7 +21,11 @@ from collapipe.errors import (
 from collapipe.job import TrainingConfig
 from collapipe.mistakes import explain_mistakes
 from collapipe.models import IGNORED, GenerationSettings, ModelAdapter
-from collapipe.neighbour_streams.frame_limits import frame_limits, of_kinds
+from collapipe.neighbour_streams.frame_limits import (
+    frame_limits,
+    of_kinds,
+    rows_of_micro_batch,
+)
 from collapipe.neighbour_streams.frame_shapes import FrameShapes
 from collapipe.neighbour_streams.incoming_link import IncomingLink
 from collapipe.neighbour_streams.link_settings import link_settings, upload_share
@@ -202,6 +206,7 @@ class StageSession:
         self._shapes = FrameShapes(
             configure.settings,
             adapter,
+            rows_of_micro_batch(configure.plan, self._training),
             has_tokens=not configure.plan.stages[self.stage_index].start_unit,
         )
         self._frame_limits = frame_limits(
@@ -247,6 +252,7 @@ class StageSession:
             is_masked=configure.is_masked,
             is_hidden=configure.is_hidden,
         )
+        hosts = ["", *(stage.host_id for stage in configure.plan.stages), ""]
         context = StageContext(
             adapter=adapter,
             training=self._training,
@@ -256,6 +262,8 @@ class StageSession:
             host_cluster=configure.host_cluster,
             round_index=configure.attempt.round_index,
             stage_index=self.stage_index,
+            previous_host=hosts[self.stage_index],
+            next_host=hosts[self.stage_index + 2],
             in_flight=self._in_flight,
             num_slices=self._num_slices,
             recompute=configure.plan.stages[self.stage_index].recompute,

@@ -102,6 +102,10 @@ class ActivationStash:
         earlier.begin_slice()
         return earlier
 
+    def tokens_before(self, micro_batch: int, slice_index: int) -> int:
+        """Returns the tokens of a row in the slices before one whose forward pass comes next."""
+        return sum(self._passes[micro_batch, index].num_tokens for index in range(slice_index))
+
     def slices(self, micro_batch: int) -> list[StashedPass]:
         """Returns all slices of a micro-batch that no backward pass has popped."""
         return [self._passes[micro_batch, index] for index in range(self._num_slices)]

@@ -1,6 +1,7 @@
 """Runs one stage of a pipeline forward only: evaluations and generations. `stage.py` adds training."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -8,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from collapipe.errors import WrongStateError
+from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.models import GenerationSettings, Head
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.compute_device import Report, Timing
@@ -100,9 +101,13 @@ class ForwardStage:
             frames_to_embedding=FrameKind.PREDICTION,
             has_labels=has_labels,
         )
+        under_way = deque[torch.Size]()
         while not progress.done:
             frame = self._take(step)
-            if frame.kind is FrameKind.EVALUATE:
+            if frame.kind is FrameKind.PREDICTION:
+                self._check_predictions(frame, under_way.popleft())
+            else:
+                under_way.append(_inputs(frame.tensors).shape[:2])
                 frame = self._evaluate(frame)  # predictions, at the head
                 progress.ran_forward()
             if frame.kind is FrameKind.EVALUATE:
@@ -176,9 +181,10 @@ class ForwardStage:
         has_right_kind = frame.kind in (step.frames_to_head, step.frames_to_embedding)
         place = (frame.micro_batch, frame.slice_index)
         if not has_right_kind or (frame.step_index, place) != (step.index, expected):
-            raise WrongStateError(
-                f"stage {self._context.stage_index} got {frame.kind.name} of step {frame.step_index}, "
-                f"{self._name(*place)}, while it runs {self._name(*expected)} of step {step.index}"
+            raise self._wrong(
+                frame,
+                f"{frame.kind.name} of step {frame.step_index}, {self._name(*place)}, while it runs {self._name(*expected)} of step "
+                f"{step.index}",
             )
         if is_forward and step.has_labels and self._head is not None:
             frame = self._with_labels(frame)
@@ -202,11 +208,34 @@ class ForwardStage:
         rows, tokens = inputs.shape[:2]
         wanted = {"classification": (rows,), "translation": (rows, *found.shape[1:2])}
         if found.shape != wanted.get(self._context.adapter.task, (rows, tokens)):
-            raise WrongStateError(
-                f"stage {self._context.stage_index} got labels of shape {list(found.shape)} for {rows} rows of {tokens} tokens: run the "
-                "same version everywhere"
+            raise self._wrong(
+                frame,
+                f"{rows} rows of {tokens} tokens, which have labels of shape {list(found.shape)}",
             )
         return frame.with_tensors({**frame.tensors, **labels.tensors})
+
+    def _check_predictions(self, frame: Frame, rows_and_tokens: torch.Size) -> None:
+        """Refuses predictions of other rows than those of their micro-batch."""
+        rows, found = rows_and_tokens[0], frame.tensors["predictions"].shape
+        wanted = {
+            "classification": (rows,),
+            "ner": rows_and_tokens,
+            "translation": (rows, found[-1]),
+        }
+        if found != wanted.get(self._context.adapter.task, (rows, 2)):
+            raise self._wrong(
+                frame,
+                f"predictions of shape {list(found)} for {rows} rows of {rows_and_tokens[1]} tokens",
+            )
+
+    def _wrong(self, frame: Frame, what: str) -> PeerLostError:
+        """Returns an error that names the neighbour who sent a frame."""
+        context = self._context
+        host_id = context.previous_host if frame.kind.towards_head else context.next_host
+        return PeerLostError(
+            host_id,
+            f"stage {context.stage_index} got {what} from {host_id or 'this host'}: run the same version everywhere",
+        )
 
     def _name(self, micro_batch: int, slice_index: int) -> str:
         of_slice = f"slice {slice_index} of " if self._context.num_slices > 1 or slice_index else ""

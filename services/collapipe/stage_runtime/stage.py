@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from collapipe.errors import WrongStateError
 from collapipe.models import KeyValues
 from collapipe.stage_runtime.action_order import Progress
 from collapipe.stage_runtime.activation_stash import ActivationStash
@@ -91,7 +90,7 @@ class Stage(ForwardStage):
                 update is applied first.
 
         Raises:
-            WrongStateError: A frame of another step, micro-batch or slice arrived.
+            PeerLostError: A neighbour sent a frame of another step, micro-batch, slice or shape.
             CollapipeError: The session was aborted. The mailbox was given this error.
         """
         self.apply_update(pending_scale)
@@ -182,6 +181,10 @@ class Stage(ForwardStage):
                 inputs.requires_grad_()
             place = (frame.micro_batch, frame.slice_index)
             num_tokens = (inputs if inputs is not None else side["input_ids"]).shape[1]
+            masked = side["attention_mask"].shape[1]
+            wanted = num_tokens + step.stash.tokens_before(*place)
+            if masked != wanted:
+                raise self._wrong(frame, f"a mask of {masked} instead of {wanted} tokens")
             outputs, stashed = step.stash.run_forward(
                 place,
                 inputs if self._has_backward else None,
@@ -217,9 +220,9 @@ class Stage(ForwardStage):
                 assert stashed.outputs is not None
                 found = None if gradient is None else gradient.shape
                 if self._head is None and found != stashed.outputs.shape:
-                    raise WrongStateError(
-                        f"stage {self._context.stage_index} got a gradient of shape {None if found is None else list(found)} for an activation of shape "
-                        f"{list(stashed.outputs.shape)}: run the same version everywhere"
+                    raise self._wrong(
+                        frame,
+                        f"a gradient of shape {None if found is None else list(found)} for an activation of shape {list(stashed.outputs.shape)}",
                     )
                 with deferred_gradients(self._split_layers) as deferred:
                     torch.autograd.backward([stashed.outputs, *kept], [gradient, *kept_gradients])

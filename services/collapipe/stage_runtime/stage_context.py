@@ -37,6 +37,10 @@ class StageContext:
     """The cluster of the deployment, for traces."""
     round_index: int
     stage_index: int
+    previous_host: str = ""
+    """Id of the host of the stage before; empty at the first stage."""
+    next_host: str = ""
+    """Id of the host of the stage after; empty at the last stage."""
     in_flight: int
     num_slices: int = 1
     """Slices of a micro-batch."""

@@ -23,7 +23,6 @@ from collapipe.errors import (
 )
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_runtime import Mailbox
-from collapipe.tasks import MicroBatch
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 from collapipe.v1.control_unit_pb2 import RunRoundRequest
@@ -239,22 +238,6 @@ def pipeline_that_gets(kind: str, *frames: Frame) -> ClusterPipeline:
 
 def predictions(*values: Any, sequence: int = 0) -> Frame:
     return Frame(FrameKind.PREDICTION, 0, sequence, {"predictions": torch.tensor(values)})
-
-
-@pytest.mark.parametrize(
-    ("kind", "found"),
-    [
-        ("classification", predictions(0, 1, 0)),
-        ("causal_lm", predictions([1.0, 0.0])),
-        ("ner", predictions([0, 1], [0, 1])),
-        ("ner", predictions(0, 1)),
-    ],
-)
-def test_predictions_of_other_rows_are_refused(kind: str, found: Frame) -> None:
-    mask = torch.ones(2, 3, dtype=torch.int64)
-    batch = MicroBatch({"input_ids": mask, "attention_mask": mask}, 2, 2)
-    with pytest.raises(AttemptFailedError, match="for a micro-batch of 2 rows and 3 tokens"):
-        pipeline_that_gets(kind, found).evaluate([batch])
 
 
 @pytest.mark.parametrize("found", [predictions([5], sequence=7), predictions([5, 5])])

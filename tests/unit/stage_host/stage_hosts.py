@@ -35,7 +35,7 @@ from collapipe.weights.transfer import BlobServicer
 PLAIN = Security.insecure()
 FIRST_UNIT = 1
 CLUSTER = 70
-TRAINING = TrainingConfig(learning_rate=0.1)
+TRAINING = TrainingConfig(learning_rate=0.1, mini_batch=6)
 
 StreamPart = ExchangeActivationsRequest
 

@@ -25,6 +25,7 @@ from collapipe.v1.stage_pb2 import (
     FRAME_KIND_LABELS,
     FrameHeader,
     OpenLink,
+    RunEvaluation,
     RunStageRequest,
     RunStep,
 )
@@ -200,8 +201,8 @@ def flipped() -> list[StreamPart]:
     return [StreamPart(frame=made), *(StreamPart(chunk=bytes(chunk)) for chunk in data)]
 
 
-LARGEST = header(16, 4, 36, byte_length=9216)
-TOO_LARGE = header(2305, byte_length=9220)
+LARGEST = header(3, 4, 36, byte_length=1728)
+TOO_LARGE = header(433, byte_length=1732)
 
 
 @pytest.mark.parametrize(
@@ -210,9 +211,9 @@ TOO_LARGE = header(2305, byte_length=9220)
         (flipped(), "CRC-32"),
         ([StreamPart(chunk=b"abc")], "chunk of 3 bytes"),
         ([header(4, byte_length=16)] * 2, "new frame"),
-        ([header(1 << 40, byte_length=1 << 42)], "limit of 9216"),
+        ([header(1 << 40, byte_length=1 << 42)], "limit of 1728"),
         ([LARGEST, LARGEST], "new frame"),
-        ([TOO_LARGE], "9220 .*limit of 9216"),
+        ([TOO_LARGE], "1732 .*limit of 1728"),
         ([of_kind(FRAME_KIND_GENERATE)], "kind GENERATE"),
         ([of_kind(9)], "kind 9"),
         ([of_kind(FRAME_KIND_BACKWARD)], "kind BACKWARD"),
@@ -261,9 +262,14 @@ def mask(*shape: int) -> torch.Tensor:
         (forward(activation=values(), attention_mask=mask(3, 4)), r"shape \[\]"),
         (forward(activation=values(0, 4, 16), attention_mask=mask(0, 4)), r"\[0, 4, 16\]"),
         (forward(activation=values(3, 0, 16), attention_mask=mask(3, 0)), r"\[3, 0, 16\]"),
-        (forward(activation=values(1, 5, 16), attention_mask=mask(1, 5)), "at most 4 tokens"),
+        (forward(activation=values(3, 5, 16), attention_mask=mask(3, 5)), "at most 4 tokens"),
+        (forward(activation=values(2, 4, 16), attention_mask=mask(2, 4)), "3 to 3 rows"),
+        (forward(activation=values(4, 3, 16), attention_mask=mask(4, 3)), "3 to 3 rows"),
         (forward(activation=values(3, 4, 16), attention_mask=mask(3, 2)), "no mask of"),
-        (forward(activation=values(3, 4, 16), attention_mask=mask(2, 4)), "no mask of"),
+        (
+            forward(activation=values(3, 4, 16), attention_mask=mask(2, 4)),
+            "attention_mask of shape",
+        ),
         (forward(activation=values(3, 4, 16), attention_mask=values(3, 4)), "torch.float32"),
         (forward(activation=mask(3, 4, 16), attention_mask=mask(3, 4)), "torch.int64"),
         (forward(activation=values(3, 4, 16).half(), attention_mask=mask(3, 4)), "float16"),
@@ -285,19 +291,35 @@ def test_frame_with_which_no_stage_can_compute_blames_the_sender(
     assert "unexpectedly" not in caplog.text
 
 
-def test_labels_of_other_rows_than_those_of_the_frame_fail_the_session(
+def test_fewer_rows_of_an_evaluation_than_labels_blame_the_sender(
+    session: Session, stream: NeighbourStream
+) -> None:
+    command = RunEvaluation(num_micro_batches=1, has_labels=True)
+    session.send(RunStageRequest(run_evaluation=command))
+    session.send_labels(Frame(FrameKind.LABELS, 0, 0, {"labels": LABELS}))
+    tensors = {"activation": values(2, 4, 16), "attention_mask": mask(2, 4)}
+    stream.send_frame(Frame(FrameKind.EVALUATE, 0, 0, tensors))
+    failed = session.expect("failed").failed
+    assert "2 rows of 4 tokens, which have labels of shape [3]" in failed.message
+    assert failed.blamed_host_id == "control-unit"
+
+
+def test_mask_of_more_tokens_than_the_frame_blames_the_sender(
     session: Session, stream: NeighbourStream
 ) -> None:
     session.run_step(0)
-    stream.send_frame(forward(activation=values(2, 4, 16), attention_mask=mask(2, 4)))
-    said = session.expect("failed").failed.message
-    assert "labels of shape [3] for 2 rows of 4 tokens" in said
+    stream.send_frame(forward(activation=values(3, 2, 16), attention_mask=mask(3, 4)))
+    failed = session.expect("failed").failed
+    assert "mask of 4 instead of 2 tokens" in failed.message
+    assert failed.blamed_host_id == "control-unit"
 
 
-def test_frame_of_another_step_fails_the_session(session: Session, stream: NeighbourStream) -> None:
+def test_frame_of_another_step_blames_the_sender(session: Session, stream: NeighbourStream) -> None:
     session.run_step(0)
     stream.send_frame(activation_frame(step=7))
-    assert "FORWARD of step 7, micro-batch 0" in session.expect("failed").failed.message
+    failed = session.expect("failed").failed
+    assert "FORWARD of step 7, micro-batch 0" in failed.message
+    assert failed.blamed_host_id == "control-unit"
 
 
 @pytest.mark.parametrize(
@@ -439,7 +461,7 @@ def test_every_codec_may_send_the_largest_micro_batch(host: StageHost) -> None:
     """A row of the tiny model is half a tile of int4, and decoding makes whole tiles."""
     session = StageSession(host.configure(), host.resources)
     session.configure()
-    rows, length = 16, 4
+    rows, length = 3, 4
     tensors = {
         "activation": torch.randn(rows, length, 16),
         "attention_mask": torch.ones(rows, length, dtype=torch.int64),

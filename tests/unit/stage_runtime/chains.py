@@ -337,6 +337,8 @@ class TinyModel:
                 cluster_index=CLUSTER,
                 round_index=ROUND,
                 stage_index=index,
+                previous_host=f"host-{index - 1}" if index else "",
+                next_host=f"host-{index + 1}" if index < last else "",
                 in_flight=windows[index] if windows else last + 1 - index,
                 num_slices=num_slices,
                 recompute=index in recompute,

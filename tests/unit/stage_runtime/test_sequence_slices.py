@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.models import ModelAdapter
 from collapipe.stage_runtime.operation_counts import StageWork
 from collapipe.stage_runtime.sequence_slices import cut_into_slices
@@ -251,6 +251,6 @@ def test_frame_of_another_slice_is_refused(gpt2: TinyModel) -> None:
     chain = gpt2.chain(WHOLE, num_slices=2)
     part = cut_into_slices(make_batch(0), 2)[1]
     chain.mailboxes[0].put(Frame(FrameKind.FORWARD, 0, 0, part, 1))
-    with pytest.raises(WrongStateError, match="FORWARD.*slice 1.*slice 0"):
+    with pytest.raises(PeerLostError, match="FORWARD.*slice 1.*slice 0"):
         chain.stages[0].run_step(0, 1, 36, 0.0)
     assert chain.stages[0].waiting_for == ""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from collapipe.errors import PeerLostError, WrongStateError
+from collapipe.errors import PeerLostError
 from collapipe.models import IGNORED, Head, adapter_for
 from collapipe.stage_runtime.activation_stash import ActivationStash
 from collapipe.tensors import Frame, FrameKind
@@ -313,7 +313,7 @@ def test_frame_of_another_step_kind_or_micro_batch_is_refused(
     chain = tiny.chain(WHOLE)
     chain.mailboxes[0].put(Frame(kind, step, micro_batch, tiny.make_batch(0)))
     expected = f"{kind.name}.* {step}.* {micro_batch}"
-    with pytest.raises(WrongStateError, match=expected):
+    with pytest.raises(PeerLostError, match=expected):
         chain.stages[0].run_step(0, 2, 3, 0.0)
 
 
@@ -326,8 +326,23 @@ def test_gradient_of_another_shape_than_the_activation_is_refused(
     send = chain.stages[1]._send_backward
     chain.stages[1]._send_backward = lambda frame: send(frame.with_tensors(tensors))
     found = None if shape is None else list(shape)
-    with pytest.raises(WrongStateError, match=re.escape(f"gradient of shape {found} for")):
+    with pytest.raises(PeerLostError, match=re.escape(f"gradient of shape {found} for")) as raised:
         chain.train(0, tiny.batches(1))
+    assert raised.value.host_id == "host-1"
+
+
+@pytest.mark.parametrize("found", [torch.tensor([0, 1]), torch.tensor([[0], [1], [2]])], ids=str)
+def test_predictions_of_other_rows_blame_the_stage_that_sent_them(
+    tiny: TinyModel, found: torch.Tensor
+) -> None:
+    chain = tiny.chain(THIRDS)
+    send = chain.stages[1]._send_backward
+    chain.stages[1]._send_backward = lambda frame: send(frame.with_tensors({"predictions": found}))
+    with pytest.raises(
+        PeerLostError, match=re.escape(f"predictions of shape {list(found.shape)}")
+    ) as raised:
+        chain.evaluate(tiny.batches(1))
+    assert raised.value.host_id == "host-1"
 
 
 def test_failure_ends_every_stage_without_an_update(tiny: TinyModel) -> None:
