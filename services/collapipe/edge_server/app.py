@@ -1,5 +1,6 @@
 """Starts an edge server."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -32,12 +33,20 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
     stores = JobStores(settings.state_dir)
     metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(role=scheduler_pb2.HOST_ROLE_EDGE_SERVER)
+    ends: list[Callable[[], None]] = []
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
-        edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(
-            EdgeServerServicer(stores, resources), server
-        )
+        servicer = EdgeServerServicer(stores, resources)
+        ends.append(servicer.heavy_work.end)
+        edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(servicer, server)
 
     frozen = frozen_weights(settings, keeps_all=True)
-    return start_stage_host(settings, metrics_address, host, stores, frozen, add_services)
+    running = start_stage_host(settings, metrics_address, host, stores, frozen, add_services)
+
+    def drain() -> None:
+        for end in ends:
+            end()
+        running.drain()
+
+    return Running(running.address, drain)

@@ -46,7 +46,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         resources.keep_unit = self._keep_unit
         self._changing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         """The lock of each job whose model changes or is read as a whole."""
-        self._heavy_work = HeavyWork()
+        self.heavy_work = HeavyWork()
         self._opening = threading.Lock()
         for folder in ("pushed", "exports"):  # An earlier process may have died meanwhile.
             stores.delete(folder)
@@ -57,6 +57,10 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         self, request: edge_server_pb2.PrepareJobRequest, context: grpc.ServicerContext
     ) -> Iterator[edge_server_pb2.PrepareJobResponse]:
         """Makes the initial model of a job, or finds its last commit."""
+        job_id = request.job.job_id
+        if request.gives_up:
+            self.heavy_work.give_up(job_id)
+            return
 
         gone = threading.Event()
 
@@ -64,10 +68,14 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             if gone.is_set():
                 raise _went_away()
 
-        def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
-            job_id = request.job.job_id
+        def refuse_if_unwanted() -> None:
+            if not self.heavy_work.is_wanted(has_caller=not gone.is_set()):
+                raise _went_away()
 
+        def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
             def tell(other: str) -> None:
+                # An earlier call of this job, whose connection broke, may still make the model.
+                other = "" if other == job_id else other
                 emit(edge_server_pb2.PrepareJobResponse(waits_for_job_id=other))
 
             with self._stores.using(job_id):
@@ -76,7 +84,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 model = self._model(job_id)
                 turn: AbstractContextManager[None] = nullcontext()
                 if not model.is_complete():
-                    turn = self._heavy_work.turn(job_id, refuse_if_gone, tell)
+                    turn = self.heavy_work.turn(job_id, refuse_if_gone, tell)
                 with turn, self._lock(job_id):
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
@@ -86,7 +94,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         list(request.labels),
                         vocabulary,
                         request.owner,
-                        refuse_if_gone,
+                        refuse_if_unwanted,
                     )
                     spec, num_blocks = model.model_spec()
                     commit = model.commit()
@@ -207,7 +215,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
                 # A commit would delete the blobs that the export reads.
                 with (
-                    self._heavy_work.turn(request.job_id, partial(_refuse_if_alone, context)),
+                    self.heavy_work.turn(request.job_id, partial(_refuse_if_alone, context)),
                     self._lock(request.job_id),
                 ):
                     model.export(directory, merged=request.merged)

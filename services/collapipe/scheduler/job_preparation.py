@@ -2,7 +2,10 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import grpc
 
 from collapipe.data.cluster_rows import labels_in_order
 from collapipe.data.findings import (
@@ -15,7 +18,13 @@ from collapipe.data.findings import (
 )
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.data.rows import READING_VERSION
-from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
+from collapipe.errors import (
+    CancelledError,
+    CollapipeError,
+    InvalidInputError,
+    PeerFaultyError,
+    WrongStateError,
+)
 from collapipe.evaluation import first_places
 from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
@@ -41,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 3600.0
 """A control unit that only sends signs of life for longer is given up."""
+_GIVE_UP_SECONDS = 2.0
 _MOST = (1 << 40, 1 << 40, 1 << 16, 100)
 """Most training rows, held-out rows, labels and findings of a cluster. So many rows are far above what a control unit can hold, and sums
 of many clusters fit into 64 bits. Each label adds a row of weights to the head."""
@@ -111,9 +121,17 @@ class JobPreparation:
             self._channels.channel(edge_server.address)
         )
         call = stub.PrepareJob(request, wait_for_ready=True)
-        answer = self._calls.last_answer(
-            call, edge_server.host_id, "make the model", self._tell_waiting
-        )
+        try:
+            answer = self._calls.last_answer(
+                call, edge_server.host_id, "make the model", self._tell_waiting
+            )
+        except CancelledError:
+            if self._calls.is_cancelled:
+                # To the edge server, the end of a call looks like a broken connection, after which it goes on for a while.
+                request.gives_up = True
+                with suppress(grpc.RpcError):
+                    list(stub.PrepareJob(request, timeout=_GIVE_UP_SECONDS))
+            raise
         of_weights = [from_message(each) for each in answer.findings[: _MOST[-1]]]
         self._tell("weights", shortened(of_weights))
         found = answer.commit.attempt, answer.commit.num_rounds

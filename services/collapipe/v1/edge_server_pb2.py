@@ -27,7 +27,7 @@ from collapipe.v1 import plan_pb2 as collapipe_dot_v1_dot_plan__pb2
 from collapipe.v1 import secure_aggregation_pb2 as collapipe_dot_v1_dot_secure__aggregation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63ollapipe/v1/edge_server.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a%collapipe/v1/secure_aggregation.proto\"\x9b\x01\n\x11PrepareJobRequest\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12,\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x15\n\rhost_clusters\x18\x04 \x03(\r\x12\r\n\x05owner\x18\x05 \x01(\t\"\xb1\x02\n\x12PrepareJobResponse\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.collapipe.v1.Commit\x12&\n\x05model\x18\x02 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nunit_bytes\x18\x04 \x03(\x04\x12\x13\n\x0bhidden_size\x18\x05 \x01(\r\x12\x14\n\x0c\x66rozen_bytes\x18\x06 \x03(\x04\x12\x1b\n\x13\x66rozen_memory_share\x18\x07 \x01(\x01\x12\x14\n\x0cstored_bytes\x18\x08 \x01(\x04\x12\'\n\x08\x66indings\x18\n \x03(\x0b\x32\x15.collapipe.v1.Finding\x12\x18\n\x10waits_for_job_id\x18\x0b \x01(\tJ\x04\x08\t\x10\n\"f\n\x0fPushUnitRequest\x12(\n\x04unit\x18\x01 \x01(\x0b\x32\x18.collapipe.v1.PushedUnitH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x64igest\x18\x03 \x01(\tH\x00\x42\x06\n\x04part\"\xc8\x01\n\nPushedUnit\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x12\n\nunit_index\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x06 \x01(\t\x12(\n\x05grant\x18\x07 \x01(\x0b\x32\x19.collapipe.v1.SignedGrant\"<\n\x10PushUnitResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"\x9d\x02\n\x12\x43ommitRoundRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12,\n\x08\x63lusters\x18\x02 \x03(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x18\n\x10\x63\x61ndidate_copied\x18\x03 \x01(\x08\x12\x14\n\x0cis_candidate\x18\x04 \x01(\x08\x12\x14\n\x0ckeep_commits\x18\x05 \x01(\r\x12\x15\n\rlate_clusters\x18\x06 \x03(\r\x12/\n\tunmasking\x18\x07 \x01(\x0b\x32\x17.collapipe.v1.UnmaskingH\x00\x88\x01\x01\x12\x15\n\rkeep_furthest\x18\x08 \x01(\x08\x42\x0c\n\n_unmasking\"\xc2\x01\n\x13\x43ommitRoundResponse\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.collapipe.v1.Commit\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x04\x12?\n\x07\x63hanges\x18\x03 \x03(\x0b\x32..collapipe.v1.CommitRoundResponse.ChangesEntry\x1a.\n\x0c\x43hangesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"F\n\x0fRollBackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"N\n\x10RollBackResponse\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.collapipe.v1.Commit\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x04\"4\n\x12\x45xportModelRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06merged\x18\x02 \x01(\x08\"L\n\x13\x45xportModelResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x32\xae\x03\n\x11\x45\x64geServerService\x12Q\n\nPrepareJob\x12\x1f.collapipe.v1.PrepareJobRequest\x1a .collapipe.v1.PrepareJobResponse0\x01\x12M\n\x08PushUnit\x12\x1d.collapipe.v1.PushUnitRequest\x1a\x1e.collapipe.v1.PushUnitResponse(\x01\x30\x01\x12T\n\x0b\x43ommitRound\x12 .collapipe.v1.CommitRoundRequest\x1a!.collapipe.v1.CommitRoundResponse0\x01\x12K\n\x08RollBack\x12\x1d.collapipe.v1.RollBackRequest\x1a\x1e.collapipe.v1.RollBackResponse0\x01\x12T\n\x0b\x45xportModel\x12 .collapipe.v1.ExportModelRequest\x1a!.collapipe.v1.ExportModelResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63ollapipe/v1/edge_server.proto\x12\x0c\x63ollapipe.v1\x1a\x16\x63ollapipe/v1/job.proto\x1a\x17\x63ollapipe/v1/plan.proto\x1a%collapipe/v1/secure_aggregation.proto\"\xad\x01\n\x11PrepareJobRequest\x12\"\n\x03job\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.JobSpec\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12,\n\nvocabulary\x18\x03 \x01(\x0b\x32\x18.collapipe.v1.BlobSource\x12\x15\n\rhost_clusters\x18\x04 \x03(\r\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x10\n\x08gives_up\x18\x06 \x01(\x08\"\xb1\x02\n\x12PrepareJobResponse\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.collapipe.v1.Commit\x12&\n\x05model\x18\x02 \x01(\x0b\x32\x17.collapipe.v1.ModelSpec\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x12\n\nunit_bytes\x18\x04 \x03(\x04\x12\x13\n\x0bhidden_size\x18\x05 \x01(\r\x12\x14\n\x0c\x66rozen_bytes\x18\x06 \x03(\x04\x12\x1b\n\x13\x66rozen_memory_share\x18\x07 \x01(\x01\x12\x14\n\x0cstored_bytes\x18\x08 \x01(\x04\x12\'\n\x08\x66indings\x18\n \x03(\x0b\x32\x15.collapipe.v1.Finding\x12\x18\n\x10waits_for_job_id\x18\x0b \x01(\tJ\x04\x08\t\x10\n\"f\n\x0fPushUnitRequest\x12(\n\x04unit\x18\x01 \x01(\x0b\x32\x18.collapipe.v1.PushedUnitH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x64igest\x18\x03 \x01(\tH\x00\x42\x06\n\x04part\"\xc8\x01\n\nPushedUnit\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12\x15\n\rcluster_index\x18\x02 \x01(\r\x12\x12\n\nunit_index\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x05 \x01(\x04\x12\x13\n\x0b\x62\x61se_digest\x18\x06 \x01(\t\x12(\n\x05grant\x18\x07 \x01(\x0b\x32\x19.collapipe.v1.SignedGrant\"<\n\x10PushUnitResponse\x12\x16\n\x0ereceived_bytes\x18\x01 \x01(\x04\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\"\x9d\x02\n\x12\x43ommitRoundRequest\x12&\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x15.collapipe.v1.Attempt\x12,\n\x08\x63lusters\x18\x02 \x03(\x0b\x32\x1a.collapipe.v1.ClusterState\x12\x18\n\x10\x63\x61ndidate_copied\x18\x03 \x01(\x08\x12\x14\n\x0cis_candidate\x18\x04 \x01(\x08\x12\x14\n\x0ckeep_commits\x18\x05 \x01(\r\x12\x15\n\rlate_clusters\x18\x06 \x03(\r\x12/\n\tunmasking\x18\x07 \x01(\x0b\x32\x17.collapipe.v1.UnmaskingH\x00\x88\x01\x01\x12\x15\n\rkeep_furthest\x18\x08 \x01(\x08\x42\x0c\n\n_unmasking\"\xc2\x01\n\x13\x43ommitRoundResponse\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.collapipe.v1.Commit\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x04\x12?\n\x07\x63hanges\x18\x03 \x03(\x0b\x32..collapipe.v1.CommitRoundResponse.ChangesEntry\x1a.\n\x0c\x43hangesEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"F\n\x0fRollBackRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nnum_rounds\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"N\n\x10RollBackResponse\x12$\n\x06\x63ommit\x18\x01 \x01(\x0b\x32\x14.collapipe.v1.Commit\x12\x14\n\x0cstored_bytes\x18\x02 \x01(\x04\"4\n\x12\x45xportModelRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06merged\x18\x02 \x01(\x08\"L\n\x13\x45xportModelResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x32\xae\x03\n\x11\x45\x64geServerService\x12Q\n\nPrepareJob\x12\x1f.collapipe.v1.PrepareJobRequest\x1a .collapipe.v1.PrepareJobResponse0\x01\x12M\n\x08PushUnit\x12\x1d.collapipe.v1.PushUnitRequest\x1a\x1e.collapipe.v1.PushUnitResponse(\x01\x30\x01\x12T\n\x0b\x43ommitRound\x12 .collapipe.v1.CommitRoundRequest\x1a!.collapipe.v1.CommitRoundResponse0\x01\x12K\n\x08RollBack\x12\x1d.collapipe.v1.RollBackRequest\x1a\x1e.collapipe.v1.RollBackResponse0\x01\x12T\n\x0b\x45xportModel\x12 .collapipe.v1.ExportModelRequest\x1a!.collapipe.v1.ExportModelResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,29 +37,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMITROUNDRESPONSE_CHANGESENTRY']._loaded_options = None
   _globals['_COMMITROUNDRESPONSE_CHANGESENTRY']._serialized_options = b'8\001'
   _globals['_PREPAREJOBREQUEST']._serialized_start=137
-  _globals['_PREPAREJOBREQUEST']._serialized_end=292
-  _globals['_PREPAREJOBRESPONSE']._serialized_start=295
-  _globals['_PREPAREJOBRESPONSE']._serialized_end=600
-  _globals['_PUSHUNITREQUEST']._serialized_start=602
-  _globals['_PUSHUNITREQUEST']._serialized_end=704
-  _globals['_PUSHEDUNIT']._serialized_start=707
-  _globals['_PUSHEDUNIT']._serialized_end=907
-  _globals['_PUSHUNITRESPONSE']._serialized_start=909
-  _globals['_PUSHUNITRESPONSE']._serialized_end=969
-  _globals['_COMMITROUNDREQUEST']._serialized_start=972
-  _globals['_COMMITROUNDREQUEST']._serialized_end=1257
-  _globals['_COMMITROUNDRESPONSE']._serialized_start=1260
-  _globals['_COMMITROUNDRESPONSE']._serialized_end=1454
-  _globals['_COMMITROUNDRESPONSE_CHANGESENTRY']._serialized_start=1408
-  _globals['_COMMITROUNDRESPONSE_CHANGESENTRY']._serialized_end=1454
-  _globals['_ROLLBACKREQUEST']._serialized_start=1456
-  _globals['_ROLLBACKREQUEST']._serialized_end=1526
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1528
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1606
-  _globals['_EXPORTMODELREQUEST']._serialized_start=1608
-  _globals['_EXPORTMODELREQUEST']._serialized_end=1660
-  _globals['_EXPORTMODELRESPONSE']._serialized_start=1662
-  _globals['_EXPORTMODELRESPONSE']._serialized_end=1738
-  _globals['_EDGESERVERSERVICE']._serialized_start=1741
-  _globals['_EDGESERVERSERVICE']._serialized_end=2171
+  _globals['_PREPAREJOBREQUEST']._serialized_end=310
+  _globals['_PREPAREJOBRESPONSE']._serialized_start=313
+  _globals['_PREPAREJOBRESPONSE']._serialized_end=618
+  _globals['_PUSHUNITREQUEST']._serialized_start=620
+  _globals['_PUSHUNITREQUEST']._serialized_end=722
+  _globals['_PUSHEDUNIT']._serialized_start=725
+  _globals['_PUSHEDUNIT']._serialized_end=925
+  _globals['_PUSHUNITRESPONSE']._serialized_start=927
+  _globals['_PUSHUNITRESPONSE']._serialized_end=987
+  _globals['_COMMITROUNDREQUEST']._serialized_start=990
+  _globals['_COMMITROUNDREQUEST']._serialized_end=1275
+  _globals['_COMMITROUNDRESPONSE']._serialized_start=1278
+  _globals['_COMMITROUNDRESPONSE']._serialized_end=1472
+  _globals['_COMMITROUNDRESPONSE_CHANGESENTRY']._serialized_start=1426
+  _globals['_COMMITROUNDRESPONSE_CHANGESENTRY']._serialized_end=1472
+  _globals['_ROLLBACKREQUEST']._serialized_start=1474
+  _globals['_ROLLBACKREQUEST']._serialized_end=1544
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1546
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1624
+  _globals['_EXPORTMODELREQUEST']._serialized_start=1626
+  _globals['_EXPORTMODELREQUEST']._serialized_end=1678
+  _globals['_EXPORTMODELRESPONSE']._serialized_start=1680
+  _globals['_EXPORTMODELRESPONSE']._serialized_end=1756
+  _globals['_EDGESERVERSERVICE']._serialized_start=1759
+  _globals['_EDGESERVERSERVICE']._serialized_end=2189
 # @@protoc_insertion_point(module_scope)

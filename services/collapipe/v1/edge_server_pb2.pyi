@@ -10,18 +10,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PrepareJobRequest(_message.Message):
-    __slots__ = ("job", "labels", "vocabulary", "host_clusters", "owner")
+    __slots__ = ("job", "labels", "vocabulary", "host_clusters", "owner", "gives_up")
     JOB_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     HOST_CLUSTERS_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
+    GIVES_UP_FIELD_NUMBER: _ClassVar[int]
     job: _job_pb2.JobSpec
     labels: _containers.RepeatedScalarFieldContainer[str]
     vocabulary: _job_pb2.BlobSource
     host_clusters: _containers.RepeatedScalarFieldContainer[int]
     owner: str
-    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., host_clusters: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ...) -> None: ...
+    gives_up: bool
+    def __init__(self, job: _Optional[_Union[_job_pb2.JobSpec, _Mapping]] = ..., labels: _Optional[_Iterable[str]] = ..., vocabulary: _Optional[_Union[_job_pb2.BlobSource, _Mapping]] = ..., host_clusters: _Optional[_Iterable[int]] = ..., owner: _Optional[str] = ..., gives_up: bool = ...) -> None: ...
 
 class PrepareJobResponse(_message.Message):
     __slots__ = ("commit", "model", "num_blocks", "unit_bytes", "hidden_size", "frozen_bytes", "frozen_memory_share", "stored_bytes", "findings", "waits_for_job_id")

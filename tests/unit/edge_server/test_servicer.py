@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from collapipe.documents import read_document
-from collapipe.edge_server import global_model
+from collapipe.edge_server import global_model, heavy_work
 from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
@@ -151,28 +151,108 @@ def test_only_jobs_that_need_a_model_wait_for_the_one_whose_model_is_made_and_th
     assert answers[-1].commit.job_id == "slow"
 
 
-def test_first_model_is_given_up_when_nobody_waits_for_it(
+class Abandoned:
+    """A call that makes the model of the job "slow", whose connection breaks meanwhile."""
+
+    def __init__(self, servicer: EdgeServerServicer, stores: JobStores) -> None:
+        self._servicer, self._caller = servicer, Caller()
+        self.request = first_model_of("slow", stores)
+        self.outcome: object = None
+        self._thread = threading.Thread(target=self._ask)
+
+    def _ask(self) -> None:
+        try:
+            self.outcome = list(self._servicer.PrepareJob(self.request, self._caller.context))
+        except CancelledError as error:
+            self.outcome = error
+
+    def begin_and_lose(self, begun: threading.Event) -> None:
+        self._thread.start()
+        begun.wait()
+        self._caller.go_away()
+
+    def ends_as_cancelled(self) -> bool:
+        self._thread.join()
+        return isinstance(self.outcome, CancelledError)
+
+
+@pytest.fixture
+def abandoned(servicer: EdgeServerServicer, stores: JobStores) -> Abandoned:
+    return Abandoned(servicer, stores)
+
+
+def test_first_model_is_given_up_when_nobody_asks_again_for_long(
     stores: JobStores,
+    abandoned: Abandoned,
+    slow_model: tuple[threading.Event, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_go_on = slow_model
+    monkeypatch.setattr(heavy_work, "_GRACE_SECONDS", 0.0)
+    abandoned.begin_and_lose(begun)
+    may_go_on.set()
+    assert abandoned.ends_as_cancelled()
+    assert not (stores.directory("slow") / "commit.json").exists()
+
+
+def test_call_after_a_broken_connection_finds_the_first_model_that_is_being_made(
     servicer: EdgeServerServicer,
+    abandoned: Abandoned,
+    slow_model: tuple[threading.Event, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_go_on = slow_model
+    abandoned.begin_and_lose(begun)
+    again = servicer.PrepareJob(abandoned.request, STAYS)
+    assert next(again).waits_for_job_id == ""
+    begun.clear()
+    monkeypatch.setattr(
+        heavy_work, "_GRACE_SECONDS", 0.0
+    )  # Whoever waits holds the work up longer.
+    may_go_on.set()
+    assert list(again)[-1].commit.job_id == "slow"
+    assert not abandoned.ends_as_cancelled()
+    assert not begun.is_set()
+
+
+def test_first_model_of_a_cancelled_job_is_given_up_at_once(
+    servicer: EdgeServerServicer,
+    abandoned: Abandoned,
     slow_model: tuple[threading.Event, threading.Event],
 ) -> None:
     begun, may_go_on = slow_model
-    caller, failures = Caller(), []
-    request = first_model_of("slow", stores)
-
-    def ask() -> None:
-        with pytest.raises(CancelledError) as caught:
-            list(servicer.PrepareJob(request, caller.context))
-        failures.append(caught.value)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    begun.wait()
-    caller.go_away()
+    abandoned.begin_and_lose(begun)
+    gives_up = PrepareJobRequest(job=JobSpec(job_id="slow"), gives_up=True)
+    assert list(servicer.PrepareJob(gives_up, STAYS)) == []
     may_go_on.set()
-    thread.join()
-    assert len(failures) == 1
-    assert not (stores.directory("slow") / "commit.json").exists()
+    assert abandoned.ends_as_cancelled()
+
+
+def test_first_model_without_a_caller_makes_room_for_that_of_another_job(
+    stores: JobStores,
+    servicer: EdgeServerServicer,
+    abandoned: Abandoned,
+    slow_model: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_go_on = slow_model
+    abandoned.begin_and_lose(begun)
+    waiting = servicer.PrepareJob(first_model_of("next", stores), STAYS)
+    assert next(each for each in waiting if each.waits_for_job_id).waits_for_job_id == "slow"
+    may_go_on.set()
+    assert list(waiting)[-1].commit.job_id == "next"
+    assert abandoned.ends_as_cancelled()
+
+
+def test_first_model_without_a_caller_ends_with_the_service(
+    servicer: EdgeServerServicer,
+    abandoned: Abandoned,
+    slow_model: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_go_on = slow_model
+    abandoned.begin_and_lose(begun)
+    servicer.heavy_work.end()
+    may_go_on.set()
+    assert abandoned.ends_as_cancelled()
 
 
 def test_late_calls_about_a_deleted_job_are_refused_and_make_no_directory(

@@ -3,13 +3,20 @@
 import logging
 import random
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from collapipe.errors import CollapipeError, InvalidInputError, PeerFaultyError, WrongStateError
+from collapipe.errors import (
+    CancelledError,
+    CollapipeError,
+    InvalidInputError,
+    PeerFaultyError,
+    WrongStateError,
+)
 from collapipe.finding import MOST_LINES
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
@@ -169,6 +176,9 @@ class Hosts(
     findings: Sequence[FindingMessage] = ()
     more = PrepareDataResponse()
     vocabularies: tuple[BlobSource, ...] = ()
+    asked: Callable[[], None] | None = None
+    """Called when the edge server is asked to make the model, which then takes until the call has ended."""
+    given_up: tuple[str, ...] = ()
 
     def PrepareData(self, request: Any, context: Any) -> Iterator[PrepareDataResponse]:
         found = loaded(50, 100)
@@ -177,7 +187,15 @@ class Hosts(
         yield found
 
     def PrepareJob(self, request: Any, context: Any) -> Iterator[PrepareJobResponse]:
+        if request.gives_up:
+            self.given_up += (request.job.job_id,)
+            return
         self.vocabularies += (request.vocabulary,)
+        if self.asked is not None:
+            yield PrepareJobResponse()
+            self.asked()
+            while context.is_active():
+                time.sleep(0.01)
         yield PrepareJobResponse(findings=[_OF_WEIGHTS])
 
 
@@ -260,6 +278,21 @@ def test_vocabulary_is_fetched_from_the_control_unit_itself_whatever_it_tells(
     with pytest.raises(WrongStateError, match="last commit"):
         preparation.prepare(hosts_at(served[1]))
     assert served[0].vocabularies[-1].address == served[1]
+
+
+def test_edge_server_is_told_that_the_job_was_cancelled(
+    served: tuple[Hosts, str], store: JobStore, events: EventLog, channels: ChannelPool
+) -> None:
+    served[0].findings = ()
+    progress = JobProgress(store.create(job()), store, events)
+    calls = HostCalls(60.0)
+    served[0].asked = lambda: calls.cancel("no more")
+    try:
+        with pytest.raises(CancelledError):
+            JobPreparation(progress, channels, calls).prepare(hosts_at(served[1]))
+    finally:
+        served[0].asked = None
+    assert served[0].given_up == (progress.spec.job_id,)
 
 
 def hosts_at(address: str) -> JobHosts:
