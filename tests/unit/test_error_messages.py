@@ -75,7 +75,7 @@ FRAGMENTS = {
     "servicer.py": ("a session that has begun takes no command",),
     "session.py": ("stage <value> is to run units",),
     "testbed_options.py": ("--device-memory: <value>",),
-    "transfer.py": ("offset <value> is beyond", "no address of a host with blob"),
+    "transfer.py": ("offset <value> is beyond",),
 }
 """Beginnings of messages to which a caller adds the rest, and of those that only another program gets."""
 

@@ -152,11 +152,16 @@ class StageSession:
             resources.links.link_to(stage.host_id, stage.address)
         self._take_shares()
         addresses: dict[str, list[str]] = {}
+        holders: dict[str, str] = {}
+        """Where each optimizer state must be: in the memory of the host that ran the unit in the round before."""
         wanted = {}
         for state, source in zip(configure.units, configure.sources, strict=True):
             addresses[state.weights_digest] = list(source.weights_addresses)
             addresses[state.optimizer_digest] = list(source.optimizer_addresses)
             addresses[state.frozen_digest] = list(source.frozen_addresses)
+            others = {configure.plan.stages[0].address, *source.weights_addresses[-1:]}
+            if (first := next(iter(source.optimizer_addresses), "")) not in others:
+                holders[state.optimizer_digest] = first
             wanted[state.unit_index] = StateDigests(state.weights_digest, state.optimizer_digest)
         fetched_bytes, fetch_seconds = 0, 0.0
 
@@ -178,6 +183,7 @@ class StageSession:
         def fetch(unit_index: int, digest: str) -> bytes:
             go_on()
             self._phase = f"fetch unit {unit_index}"
+            is_damaged = False
             if store is not None and digest in store:
                 try:
                     return store.read_checked(digest)
@@ -185,6 +191,7 @@ class StageSession:
                     if not addresses[digest]:
                         raise
                     logger.warning("unit %d is fetched from another host: %s", unit_index, error)
+                    is_damaged = True
             with fetching(unit_index) as moved:
                 data = fetch_blob(
                     resources.channels,
@@ -192,8 +199,11 @@ class StageSession:
                     addresses[digest],
                     configure.settings.silence_seconds,
                     go_on,
+                    holders.get(digest, ""),
                 )
                 moved.num_bytes = len(data)
+            if store is not None and is_damaged:
+                store.put(digest, [data], is_checked=True)
             return data
 
         # On a slow host, the import of a model family can take longer than `silence_seconds`. So the import

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ollapipe/v1/blob.proto\x12\x0c\x63ollapipe.v1\"2\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\"7\n\x11\x46\x65tchBlobResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x32]\n\x0b\x42lobService\x12N\n\tFetchBlob\x12\x1e.collapipe.v1.FetchBlobRequest\x1a\x1f.collapipe.v1.FetchBlobResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ollapipe/v1/blob.proto\x12\x0c\x63ollapipe.v1\"B\n\x10\x46\x65tchBlobRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hecks\x18\x03 \x01(\x08\"7\n\x11\x46\x65tchBlobResponse\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\x32]\n\x0b\x42lobService\x12N\n\tFetchBlob\x12\x1e.collapipe.v1.FetchBlobRequest\x1a\x1f.collapipe.v1.FetchBlobResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.blob_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FETCHBLOBREQUEST']._serialized_start=41
-  _globals['_FETCHBLOBREQUEST']._serialized_end=91
-  _globals['_FETCHBLOBRESPONSE']._serialized_start=93
-  _globals['_FETCHBLOBRESPONSE']._serialized_end=148
-  _globals['_BLOBSERVICE']._serialized_start=150
-  _globals['_BLOBSERVICE']._serialized_end=243
+  _globals['_FETCHBLOBREQUEST']._serialized_end=107
+  _globals['_FETCHBLOBRESPONSE']._serialized_start=109
+  _globals['_FETCHBLOBRESPONSE']._serialized_end=164
+  _globals['_BLOBSERVICE']._serialized_start=166
+  _globals['_BLOBSERVICE']._serialized_end=259
 # @@protoc_insertion_point(module_scope)

@@ -5,12 +5,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchBlobRequest(_message.Message):
-    __slots__ = ("digest", "offset")
+    __slots__ = ("digest", "offset", "checks")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHECKS_FIELD_NUMBER: _ClassVar[int]
     digest: str
     offset: int
-    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ...) -> None: ...
+    checks: bool
+    def __init__(self, digest: _Optional[str] = ..., offset: _Optional[int] = ..., checks: bool = ...) -> None: ...
 
 class FetchBlobResponse(_message.Message):
     __slots__ = ("total_bytes", "chunk")

@@ -14,6 +14,17 @@ _LEAST_FREE_BYTES = 2_000_000_000
 """Blobs that are not in use are deleted until the disk has this much room."""
 
 
+class _FrozenBlob(StoredBlob):
+    """A blob of a cache. If it is damaged, `check` deletes it, and the next attempt at the job makes or fetches it again."""
+
+    def check(self) -> None:
+        try:
+            super().check()
+        except CorruptDataError:
+            self.store.path(self.digest).unlink(missing_ok=True)
+            raise
+
+
 class BlobCache:
     """A store of blobs from which those that are not in use are deleted, the longest unused first.
 
@@ -51,7 +62,7 @@ class BlobCache:
             raise NotFoundError(
                 f"the frozen weights {digest} are not kept here: restore the pretrained directory, and resume the job"
             )
-        return StoredBlob(self.store, digest)
+        return _FrozenBlob(self.store, digest)
 
     def file(
         self, digest: str, fetch: Callable[[BlobStore], None], in_use: Collection[str] = ()

@@ -166,6 +166,10 @@ class StoredBlob:
     def read(self, offset: int = 0) -> Iterator[bytes]:
         return self.store.read(self.digest, offset)
 
+    def check(self) -> None:
+        """Reads the whole blob; raises `CorruptDataError` if it is damaged."""
+        self.store.check(self.digest)
+
 
 class JobStores:
     """The directories of all jobs of a service, and the blobs in them. `directory` is its state directory."""

@@ -10,7 +10,13 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, PeerLostError
+from collapipe.errors import (
+    CorruptDataError,
+    InvalidInputError,
+    NotFoundError,
+    PeerFaultyError,
+    PeerLostError,
+)
 from collapipe.pretrained_directories import MAX_VOCABULARY_BYTES
 from collapipe.rpc import ChannelPool, is_of_cluster, link_to_caller, within_silence
 from collapipe.telemetry import metrics
@@ -24,7 +30,7 @@ from collapipe.v1 import (
     edge_server_pb2_grpc,
     job_pb2,
 )
-from collapipe.weights.blob_store import BlobStore
+from collapipe.weights.blob_store import BlobStore, StoredBlob
 from collapipe.weights.tensor_blob import TensorBlob
 
 T = TypeVar("T")
@@ -87,6 +93,8 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
         is_outsider = cluster is not None and not is_of_cluster(context, cluster)
         find = self._find_for_outsider if is_outsider else self._find
         blob = find(request.digest)
+        if request.checks and isinstance(blob, StoredBlob):
+            blob.check()
         if request.offset > blob.total_bytes:
             raise InvalidInputError(
                 f"offset {request.offset} is beyond the {blob.total_bytes} bytes of blob {request.digest}"
@@ -106,17 +114,19 @@ def fetch_blob(
     addresses: Sequence[str],
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
     go_on: Callable[[int], None] = lambda num_bytes: None,
+    holder: str = "",
 ) -> bytes:
     """Fetches a blob into memory from the first address that has it.
 
     Args:
         silence_seconds: Longest time in which no byte arrives.
         go_on: Called with the size of each chunk. It may raise an error, which ends the transfer.
+        holder: The address of the host that is to blame if no host has the blob. Empty if several could be.
 
     Raises:
-        PeerLostError: A host could not be reached, or became silent, and no other one has the blob.
-        NotFoundError: No host has the blob, or there is no address.
-        CorruptDataError: All hosts were reached, and the bytes of the last one do not have that digest.
+        PeerLostError: A host could not be reached, became silent, or sent bytes of another digest, and no other one has the blob.
+        PeerFaultyError: No host has the blob, and there is a `holder`.
+        NotFoundError: No host has the blob, or only damaged copies, or there is no address.
     """
 
     def join(address: str, pieces: Iterator[bytes]) -> bytes:
@@ -126,12 +136,12 @@ def fetch_blob(
             kept.append(piece)
         if checksum.hexdigest() != digest:
             raise CorruptDataError(
-                f"blob {digest} arrived garbled from {address}: run the round again; if this comes back, the file of this name in "
-                "the --state-dir there is damaged, so restore it, or go back to an earlier commit with `collapipe rollback`"
+                f"blob {digest} arrived garbled from {address}, also after that host had checked its copy: run the same version everywhere, "
+                "or leave the host out"
             )
         return b"".join(kept)
 
-    return _fetch(channels, digest, addresses, silence_seconds, go_on, join)
+    return _fetch(channels, digest, addresses, silence_seconds, go_on, join, holder=holder)
 
 
 def store_blob(
@@ -142,9 +152,15 @@ def store_blob(
     silence_seconds: float = DEFAULT_SILENCE_SECONDS,
     go_on: Callable[[int], None] = lambda num_bytes: None,
     max_bytes: int = _MAX_BLOB_BYTES,
+    *,
+    anew: bool = False,
 ) -> None:
-    """Fetches a blob into a store unless it is stored already. Has the arguments and the errors of `fetch_blob`."""
-    if digest not in store:
+    """Fetches a blob into a store unless it is stored already. Has the arguments and the errors of `fetch_blob`.
+
+    Args:
+        anew: Whether a stored blob is replaced, because it is damaged.
+    """
+    if anew or digest not in store:
         _fetch(
             channels,
             digest,
@@ -158,7 +174,14 @@ def store_blob(
 
 def fetch_vocabulary(store: BlobStore, channels: ChannelPool, source: job_pb2.BlobSource) -> bytes:
     """Returns a vocabulary, after fetching it into a store unless it is stored already. Has the errors of `fetch_blob`."""
-    store_blob(store, channels, source.digest, [source.address], max_bytes=MAX_VOCABULARY_BYTES)
+    try:
+        return store.read_checked(source.digest)
+    except NotFoundError:
+        pass
+    except CorruptDataError as error:
+        logger.warning("the vocabulary is fetched from %s: %s", source.address, error)
+    limit = MAX_VOCABULARY_BYTES
+    store_blob(store, channels, source.digest, [source.address], max_bytes=limit, anew=True)
     return store.read_checked(source.digest)
 
 
@@ -170,6 +193,7 @@ def _fetch(
     go_on: Callable[[int], None],
     take: Callable[[str, Iterator[bytes]], T],
     max_bytes: int = _MAX_BLOB_BYTES,
+    holder: str = "",
 ) -> T:
     """Returns what `take` makes of the bytes of a blob from the first address that has it, given both."""
 
@@ -178,19 +202,38 @@ def _fetch(
             go_on(len(piece))
             yield piece
 
-    failures: list[Exception] = [NotFoundError(f"no address of a host with blob {digest} is known")]
+    def fetch_from(address: str) -> T:
+        # If a blob arrives garbled, the host checks its copy. So whoever has a damaged file tells its name.
+        for checks in (False, True):
+            try:
+                with closing(
+                    _receive(channels, digest, address, silence_seconds, max_bytes, checks=checks)
+                ) as received:
+                    return take(address, pieces(received))
+            except CorruptDataError as error:
+                garbled = str(error)
+        raise PeerFaultyError(address, garbled)
+
+    failures: dict[str, NotFoundError | PeerLostError] = {}
     for address in addresses:
         try:
-            with closing(
-                _receive(channels, digest, address, silence_seconds, max_bytes)
-            ) as received:
-                return take(address, pieces(received))
-        except (NotFoundError, PeerLostError, CorruptDataError) as error:
+            return fetch_from(address)
+        except (NotFoundError, PeerLostError) as error:
             logger.info("blob %s was not fetched from %s: %s", digest[:12], address, error)
-            failures.append(error)
+            failures[address] = error
+    told = "; ".join(f"{address} says: {error}" for address, error in failures.items())
+    text = (
+        f"no host has blob {digest} ({told or 'no address is known'}): run the round again, or go back to an earlier commit with "
+        "`collapipe rollback`"
+    )
     try:
         # A host that was not reached may have had the blob.
-        raise next((e for e in failures if isinstance(e, PeerLostError)), failures[-1])
+        raise next(
+            (each for each in failures.values() if isinstance(each, PeerLostError)),
+            PeerFaultyError(holder, f"{holder} should have it: {text}")
+            if holder
+            else NotFoundError(text),
+        )
     finally:
         failures.clear()  # Otherwise this frame and an error would keep each other, and the call, alive.
 
@@ -279,24 +322,34 @@ def _push(
         acknowledged.put(None)
 
 
+def _told(answers: Iterator[blob_pb2.FetchBlobResponse]) -> Iterator[blob_pb2.FetchBlobResponse]:
+    """Yields the answers of a host. One that says that its copy is damaged does not have the blob."""
+    try:
+        yield from answers
+    except CorruptDataError as error:
+        raise NotFoundError(str(error)) from error
+
+
 def _receive(
     channels: ChannelPool,
     digest: str,
     address: str,
     silence_seconds: float,
     max_bytes: int,
+    *,
+    checks: bool,
 ) -> Generator[bytes, None, None]:
     num_received = total_bytes = 0
     tries_left = _TRIES
     while True:
         reached, is_announced = num_received, False
         stub = blob_pb2_grpc.BlobServiceStub(channels.channel(address, for_weights=True))
-        request = blob_pb2.FetchBlobRequest(digest=digest, offset=reached)
+        request = blob_pb2.FetchBlobRequest(digest=digest, offset=reached, checks=checks)
         try:
             answers = within_silence(
                 stub.FetchBlob(request), silence_seconds, address, lambda: f"send blob {digest}"
             )
-            for answer in answers:
+            for answer in _told(answers):
                 total_bytes = answer.total_bytes or total_bytes
                 if total_bytes > max_bytes:
                     raise CorruptDataError(

@@ -67,6 +67,20 @@ def test_damaged_unit_on_the_disk_is_fetched_from_another_host(
         store.path(state.weights_digest).write_bytes(b"damaged")
     configured = host.open(host.configure()).expect("configured").configured
     assert configured.fetched_bytes > 4000
+    for state in host.configuration.units:  # The next attempt need not fetch it anew.
+        store.check(state.weights_digest)
+
+
+def test_host_before_is_named_if_it_lacks_the_optimizer_state_that_it_must_have(
+    host: StageHost,
+) -> None:
+    """It is in the memory of the host that ran the unit in the round before. Other hosts have copies of some rounds."""
+    configure = host.configure()
+    configure.units[0].optimizer_digest = "1" * 64
+    configure.sources[0].optimizer_addresses[:] = [host.address]
+    failed = host.open(configure).expect("failed").failed
+    assert failed.blamed_host_id == host.address
+    assert "1" * 64 in failed.message
 
 
 def test_finished_round_is_named_served_and_reused(host: StageHost) -> None:

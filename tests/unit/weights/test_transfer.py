@@ -15,9 +15,9 @@ from emulated_links import ChangingEmulation, NotingShaper
 from collapipe.edge_server.push_stream import PushStream, receive_push
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import (
-    CorruptDataError,
     InvalidInputError,
     NotFoundError,
+    PeerFaultyError,
     PeerLostError,
     WrongStateError,
 )
@@ -29,11 +29,13 @@ from collapipe.traffic_shaping.pacing import Traffic
 from collapipe.v1 import blob_pb2_grpc, edge_server_pb2_grpc
 from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
 from collapipe.v1.edge_server_pb2 import PushedUnit, PushUnitRequest, PushUnitResponse
+from collapipe.v1.job_pb2 import BlobSource
 from collapipe.v1.plan_pb2 import Attempt
 from collapipe.weights import transfer
-from collapipe.weights.blob_store import JobStores
+from collapipe.weights.blob_cache import BlobCache
+from collapipe.weights.blob_store import BlobStore, JobStores
 from collapipe.weights.tensor_blob import TensorBlob
-from collapipe.weights.transfer import BlobServicer, fetch_blob, push_unit
+from collapipe.weights.transfer import BlobServicer, fetch_blob, fetch_vocabulary, push_unit
 
 PLAIN = Security.insecure()
 DATA = bytes(range(251)) * 12_000  # between two and three chunks
@@ -212,9 +214,80 @@ def test_garbled_blob_is_corrupt(
     channels: ChannelPool, start: Start, sent: bytes, total_bytes: int, named: str
 ) -> None:
     address = start(Host(lambda offset: answer(sent, total_bytes)))
-    with pytest.raises(CorruptDataError, match=named) as refused:
+    with pytest.raises(PeerFaultyError, match=named) as refused:
         fetch_blob(channels, DIGEST, [address])
     assert address in str(refused.value)
+    assert refused.value.host_id == address
+
+
+def test_host_that_sends_a_garbled_blob_is_named_and_not_the_one_that_lacks_it(
+    channels: ChannelPool, start: Start, tmp_path: Path
+) -> None:
+    garbling = start(Host(lambda offset: answer(DATA[:-1] + b"x")))
+    lacking = start(BlobServicer(JobStores(tmp_path / "other").find))
+    with pytest.raises(PeerFaultyError, match=garbling) as refused:
+        fetch_blob(channels, DIGEST, [garbling, lacking])
+    assert refused.value.host_id == garbling
+
+
+def test_host_that_must_have_a_blob_is_named_if_no_host_has_it(
+    channels: ChannelPool, start: Start, tmp_path: Path
+) -> None:
+    first, last = (start(BlobServicer(JobStores(tmp_path / name).find)) for name in "ab")
+    with pytest.raises(PeerFaultyError, match=f"{first} .*{last}") as refused:
+        fetch_blob(channels, DIGEST, [first, last], holder=first)
+    assert refused.value.host_id == first
+
+
+def test_link_that_garbles_once_costs_a_second_transfer(
+    channels: ChannelPool, start: Start
+) -> None:
+    host = Host(lambda offset: answer(DATA[:-1] + b"x"), lambda offset: answer(DATA))
+    assert fetch_blob(channels, DIGEST, [start(host)]) == DATA
+    assert host.offsets == [0, 0]
+
+
+def test_damaged_file_is_named_by_the_host_that_has_it(
+    channels: ChannelPool, start: Start, tmp_path: Path
+) -> None:
+    stores = JobStores(tmp_path)
+    path = stores.store("job").path(stores.store("job").put_bytes(DATA))
+    path.write_bytes(DATA[:-1] + b"x")
+    address = start(BlobServicer(stores.find))
+    with pytest.raises(NotFoundError, match=f"{path} is damaged.*restore the file"):
+        fetch_blob(channels, DIGEST, [address])
+
+
+def test_damaged_frozen_weights_are_deleted_so_that_the_next_attempt_makes_them_again(
+    channels: ChannelPool, start: Start, tmp_path: Path
+) -> None:
+    cache = BlobCache(tmp_path)
+    path = cache.file(DIGEST, lambda store: store.put(DIGEST, [DATA]))
+    path.write_bytes(b"damaged")
+    with pytest.raises(NotFoundError, match=f"{path} is damaged"):
+        fetch_blob(channels, DIGEST, [start(BlobServicer(cache.find))])
+    assert DIGEST not in cache
+
+
+def test_damaged_vocabulary_is_fetched_again_once(
+    channels: ChannelPool, keeper: str, tmp_path: Path
+) -> None:
+    store = BlobStore(tmp_path / "own")
+    store.path(DIGEST).write_bytes(b"damaged")
+    source = BlobSource(digest=DIGEST, address=keeper)
+    assert fetch_vocabulary(store, channels, source) == DATA
+    assert store.read_checked(DIGEST) == DATA
+
+
+def test_damaged_vocabulary_of_the_only_host_that_has_it_is_named(
+    channels: ChannelPool, keeper: str, tmp_path: Path
+) -> None:
+    store = JobStores(tmp_path).store("job")
+    path = store.path(DIGEST)
+    path.write_bytes(b"damaged")
+    with pytest.raises(NotFoundError, match=f"{path} is damaged"):
+        fetch_vocabulary(store, channels, BlobSource(digest=DIGEST, address=keeper))
+    assert path.exists()
 
 
 def test_more_bytes_than_announced_are_refused_as_they_arrive(
@@ -230,7 +303,7 @@ def test_more_bytes_than_announced_are_refused_as_they_arrive(
         finally:
             ended.set()
 
-    with pytest.raises(CorruptDataError, match=r"120 bytes .* 100"):
+    with pytest.raises(PeerFaultyError, match=r"120 bytes .* 100"):
         fetch_blob(channels, DIGEST, [start(Host(endless))])
     assert ended.wait(LIMIT_SECONDS)
 
@@ -243,7 +316,7 @@ def test_empty_pieces_are_refused_because_they_could_go_on_for_ever(
         yield FetchBlobResponse()
         yield from answer(DATA)
 
-    with pytest.raises(CorruptDataError, match="sent 0 bytes"):
+    with pytest.raises(PeerFaultyError, match="sent 0 bytes"):
         fetch_blob(channels, DIGEST, [start(Host(empty))])
 
 
