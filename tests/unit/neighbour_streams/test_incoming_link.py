@@ -142,8 +142,8 @@ def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(
     arrivals.link.close()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_blame_the_sender(
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, -1e30])
+def test_values_that_are_not_finite_or_make_others_infinite_blame_the_sender(
     emulation: ChangingEmulation, value: float
 ) -> None:
     arrivals = Arrivals(emulation)
@@ -159,8 +159,8 @@ def test_chunk_without_a_frame_is_refused(emulation: ChangingEmulation) -> None:
         Arrivals(emulation).link.add_chunk(b"abc")
 
 
-def test_finite_values_arrive_although_their_sum_overflows(emulation: ChangingEmulation) -> None:
+def test_moderate_values_arrive_although_their_norm_is_large(emulation: ChangingEmulation) -> None:
     arrivals = Arrivals(emulation)
-    sent = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.full((2, 8), 3e38)})
+    sent = Frame(FrameKind.FORWARD, 0, 0, {ACTIVATION: torch.full((2, 8), 9e17)})
     arrivals.take(sent)
     assert torch.equal(arrivals.next(1)[0].tensors[ACTIVATION], sent.tensors[ACTIVATION])
