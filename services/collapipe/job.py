@@ -85,7 +85,7 @@ class DataConfig(Section):
     """The file (or split) for evaluation; it is never trained on. Without it, about 15 % of the training rows are
     held out, chosen by the hash of their text, but never the first row of a label. A label that no training row has counts as an error."""
     hub_name: str | None = None
-    """Name of the data set on the Hugging Face hub."""
+    """Name of the data set on the Hugging Face hub, or a folder with the files of one."""
     text_column: str = "text"
     """Column of the text (classification, causal_lm), or of the list of words (ner, unless .conll). The default also finds
     `sentence` (classification), `tokens` or `words` (ner), and `content` (causal_lm). For every column, other usual names are

@@ -62,6 +62,9 @@ def _names(job: JobConfig, cluster_index: int | None) -> Iterator[tuple[str, str
         yield "model.pretrained", pretrained
     if cluster_index is None:
         return
+    # The library `datasets` takes the name of a local folder, too.
+    if data.source == "hub" and data.hub_name and Path(data.hub_name).expanduser().exists():
+        yield "data.hub_name", data.hub_name
     if data.source != "files":
         return
     train = data.train[cluster_index] if isinstance(data.train, list) else data.train

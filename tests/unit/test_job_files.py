@@ -46,6 +46,7 @@ def test_files_and_pretrained_directories_in_the_folders_are_allowed(root: Path)
         ("data.train", {"data": {"train": ["{root}/secret/key.pem", "{root}/data/rows.jsonl"]}}),
         ("data.train", {"kind": "translation", "data": {"train": "{root}/data/a,{root}/secret/b"}}),
         ("data.held_out", {"data": {"train": "{root}/data/a.jsonl", "held_out": "/etc/passwd"}}),
+        ("data.hub_name", {"data": {"source": "hub", "hub_name": "{root}/secret", "train": "a"}}),
         ("model.pretrained", {"model": {"pretrained": "{root}/secret"}}),
         ("model.pretrained", {"model": {"pretrained": "org/../../secret"}}),
     ],

@@ -9,7 +9,6 @@ from collapipe.data.data_files import DataFile
 from collapipe.data.tables import Table, make_rows
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.pretrained_directories import hub_name
 
 
 def load_hub_rows(split: str, kind: str, data: DataConfig, folders: Sequence[Path] = ()) -> Table:
@@ -35,19 +34,14 @@ def load_hub_rows(split: str, kind: str, data: DataConfig, folders: Sequence[Pat
         raise InvalidInputError(
             'data.source is "hub", which needs the package datasets: pip install datasets'
         ) from error
-    if hub_name(name) is None:
-        raise InvalidInputError(
-            f'data.hub_name is {name!r:.200}, which is no name of the hub: for files of this machine, set data.source = "files" and name one '
-            "in data.train. Save a folder of several with datasets.load_dataset(FOLDER, split=...).save_to_disk(NEW), and name NEW"
-        )
     if name in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
         raise InvalidInputError(
-            f"data.hub_name is {name!r}, with which datasets would read all files of the directory in which the control unit runs: name "
-            "another data set, or use files"
+            f"data.hub_name is {name!r}, with which datasets would read all files of the directory in which the control unit runs: name a "
+            "data set or a folder, or use files"
         )
     try:
         if folders:
-            # The README.md of a data set may name any file.
+            # A folder may have links, and its README.md may name any file.
             builder = datasets.load_dataset_builder(name)
             for file in chain(*(builder.config.data_files or {}).values()):
                 if not file.startswith("hf://"):

@@ -95,8 +95,8 @@ def read_saved(folder: DataFile, kind: str, data: DataConfig) -> Table:
         )
     if not (folder.path / "state.json").exists():
         raise InvalidInputError(
-            f"{name}: is a folder that `save_to_disk` of datasets did not write (it has no state.json): name a file, "
-            "or save the folder with datasets.load_dataset(FOLDER, split=...).save_to_disk(NEW), and name NEW"
+            f"{name}: is a folder that `save_to_disk` of datasets did not write (it has no state.json): name a file; or for a folder with "
+            'the files of a data set, set data.source = "hub", data.hub_name to the folder, and data.train to its split'
         )
     files = _listed(
         file("state.json"), lambda found: [each["filename"] for each in found["_data_files"]]

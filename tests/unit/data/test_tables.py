@@ -108,7 +108,7 @@ def test_missing_or_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(InvalidInputError, match=r"a\.parquet.* Parquet"):
         read(tmp_path / "a.parquet")
-    with pytest.raises(InvalidInputError, match="save_to_disk.*load_dataset"):
+    with pytest.raises(InvalidInputError, match="save_to_disk.*hub_name"):
         read(tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_data_set_that_cannot_be_loaded_is_named_with_the_reason(
             load_hub_rows("train", "classification", HUB)
 
 
-def test_cached_name_works_without_network_and_another_name_is_refused(
+def test_folder_and_cached_name_work_without_network_and_another_name_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -191,7 +191,8 @@ def test_cached_name_works_without_network_and_another_name_is_refused(
     folder = tmp_path / "set"
     folder.mkdir()
     table_of(RECORDS).to_parquet(folder / "train-00000-of-00001.parquet")
-    datasets.load_dataset(str(folder))
+    local = HUB.model_copy(update={"hub_name": str(folder)})
+    assert load_hub_rows("train", "classification", local).rows == rows_of(f"{folder}[train]")
     cached = tmp_path / "cache/some___set/default/0.0.0"
     cached.mkdir(parents=True)
     Path(datasets.load_dataset_builder(str(folder)).cache_dir).rename(cached / "abc")
