@@ -3,8 +3,9 @@
 A template is a program of whoever made the directory. The sandbox of jinja2 keeps it from the internals of Python, but lets it loop
 and fill the memory. So `python -m collapipe.chat_renderer` renders, within limits, and the kernel ends it if it needs more.
 
-Its first line of input is {"template", "roles", "seconds", "most_characters"}, and each other one a list of {"messages", "add_generation_prompt"}. It answers with one
-line each: {"texts"} or {"error"}. It ends with its input, or when nothing was asked for a while.
+Its first line of input is {"template", "roles", "seconds", "most_characters"}, and each other one
+a list of {"messages", "add_generation_prompt"}. It answers with one line each: {"texts"} or {"error"}. It ends with its input, or
+when nothing was asked for a while.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""Small JSON documents that are replaced atomically, so that a reader sees the old one or the new one. Files of somebody else are opened here, too."""
+"""Small JSON documents that are replaced atomically, so that a reader sees the old one or the new one.
+
+Files of somebody else are opened here, too.
+"""
 
 import errno
 import fcntl

@@ -3,8 +3,9 @@
 A few kilobytes of such a file can stand for many gigabytes, and a wrong one can crash the library that reads it. So no service
 reads it itself: this process has little memory, and only its own end is at stake.
 
-The file is its standard input. Columns with bytes, such as pictures, are not read, because no task uses them. The first line that it writes has the names of classes by column, each further line is a row, and
-the last line is a text: why reading ended, or "" at the end of the file.
+The file is its standard input. Columns of bytes, such as pictures, are not read, because no task uses them. The first line that it
+writes has the names of classes by column, each further line is a row, and the last line is a text: why reading ended, or "" at the
+end of the file.
 
     python -m collapipe.data.table_process parquet < FILE
 """
@@ -49,9 +50,9 @@ def _lines(form: str) -> Iterator[str]:
         schema = file.schema_arrow
     else:
         # Its batches lie in the file, and only what is used of them gets into memory.
-        file = pa.ipc.open_stream(pa.memory_map("/proc/self/fd/0"))
+        file = pa.ipc.open_stream(pa.memory_map("/dev/stdin"))
         schema = file.schema
-    left_out = {field.name: ["bytes", ""] for field in schema if _has_bytes(field.type)}
+    left_out = {field.name: ["bytes", ""] for field in schema if _is_of_bytes(field.type)}
     columns = [name for name in schema.names if name not in left_out]
     if form == "parquet":
         batches = file.iter_batches(_BATCH_ROWS, columns=columns, use_threads=False)
@@ -66,10 +67,14 @@ def _lines(form: str) -> Iterator[str]:
                 yield json.dumps(left_out | row, ensure_ascii=False, default=_no_text)
 
 
-def _has_bytes(kind: Any) -> bool:
-    """Returns whether values of a type of Arrow are bytes, or contain them."""
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return "binary" in str(kind).split("[")[0] if not inner else any(map(_has_bytes, inner))
+def _is_of_bytes(kind: Any) -> bool:
+    """Returns whether values of a type of Arrow are bytes, or contain nothing else but the path of their file."""
+    inner = [kind.field(index) for index in range(kind.num_fields)]
+    if not inner:
+        return "binary" in str(kind).split("[")[0]
+    return all(
+        _is_of_bytes(field.type) for field in inner if len(inner) == 1 or field.name != "path"
+    )
 
 
 def _no_text(value: Any) -> list[str]:

@@ -1,11 +1,11 @@
 """Starts an edge server."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 from pydantic import Field
 
+from collapipe.edge_server.heavy_work import HeavyWork
 from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.service_process import Running
 from collapipe.stage_host import (
@@ -33,20 +33,18 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
     stores = JobStores(settings.state_dir)
     metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(role=scheduler_pb2.HOST_ROLE_EDGE_SERVER)
-    ends: list[Callable[[], None]] = []
+    heavy_work = HeavyWork()
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
-        servicer = EdgeServerServicer(stores, resources)
-        ends.append(servicer.heavy_work.end)
+        servicer = EdgeServerServicer(stores, resources, heavy_work)
         edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(servicer, server)
 
     frozen = frozen_weights(settings, keeps_all=True)
     running = start_stage_host(settings, metrics_address, host, stores, frozen, add_services)
 
     def drain() -> None:
-        for end in ends:
-            end()
+        heavy_work.end()
         running.drain()
 
     return Running(running.address, drain)

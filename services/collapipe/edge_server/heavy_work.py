@@ -16,7 +16,7 @@ class HeavyWork:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._job_id = ""
+        self._job_id = self._content = ""
         self._waiting: list[str] = []
         """The jobs that wait for their turn. A call that asks again for the work that has the turn waits, too."""
         self._wanted_at = 0.0
@@ -29,12 +29,14 @@ class HeavyWork:
         job_id: str,
         check: Callable[[], None],
         tell: Callable[[str], None] = lambda job_id: None,
+        content: str = "",
     ) -> Iterator[None]:
         """Waits for the turn of a job, and keeps it.
 
         Args:
             check: Called again and again while the job waits. Its error ends the waiting.
             tell: Told which job has the turn, once a second.
+            content: What the work is made of, for `give_up`.
         """
         self._waiting.append(job_id)
         try:
@@ -44,7 +46,8 @@ class HeavyWork:
         finally:
             self._waiting.remove(job_id)
         try:
-            self._job_id, self._wanted_at, self._is_given_up = job_id, time.monotonic(), False
+            self._job_id, self._content, self._is_given_up = job_id, content, False
+            self._wanted_at = time.monotonic()
             check()
             yield
         finally:
@@ -54,7 +57,7 @@ class HeavyWork:
     def is_wanted(self, *, has_caller: bool) -> bool:
         """Returns whether the work that has the turn is to go on.
 
-        Without its caller, it goes on while its job asks again, or for a while if no other job waits.
+        Without its caller, it goes on while another call asks for the same. If no job waits, it also goes on for `_GRACE_SECONDS`.
         """
         if self._is_given_up or self._is_over:
             return False
@@ -64,9 +67,13 @@ class HeavyWork:
             return True
         return not waiting and time.monotonic() - self._wanted_at < _GRACE_SECONDS
 
-    def give_up(self, job_id: str) -> None:
-        """Ends the work of a job at once, because it was cancelled."""
-        if self._job_id == job_id:
+    def give_up(self, job_id: str, unless: str | None = None) -> None:
+        """Ends the work of a job at once, because it was cancelled, or asks for something else now.
+
+        Args:
+            unless: What the work must be made of to go on.
+        """
+        if self._job_id == job_id and self._content != unless:
             self._is_given_up = True
 
     def end(self) -> None:

@@ -39,14 +39,16 @@ from collapipe.weights.transfer import fetch_vocabulary
 class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     """Serves the global models of all jobs. A job has one change at a time."""
 
-    def __init__(self, stores: JobStores, resources: HostResources) -> None:
+    def __init__(
+        self, stores: JobStores, resources: HostResources, heavy_work: HeavyWork | None = None
+    ) -> None:
         self._stores = stores
         self._resources = resources
         self._channels = resources.channels
         resources.keep_unit = self._keep_unit
         self._changing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         """The lock of each job whose model changes or is read as a whole."""
-        self.heavy_work = HeavyWork()
+        self._heavy_work = heavy_work or HeavyWork()
         self._opening = threading.Lock()
         for folder in ("pushed", "exports"):  # An earlier process may have died meanwhile.
             stores.delete(folder)
@@ -59,8 +61,11 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
         """Makes the initial model of a job, or finds its last commit."""
         job_id = request.job.job_id
         if request.gives_up:
-            self.heavy_work.give_up(job_id)
+            self._heavy_work.give_up(job_id)
             return
+        content = repr((request.vocabulary.digest, *request.labels))
+        # An earlier call, whose connection broke, may make a model of data that have grown since.
+        self._heavy_work.give_up(job_id, unless=content)
 
         gone = threading.Event()
 
@@ -69,7 +74,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 raise _went_away()
 
         def refuse_if_unwanted() -> None:
-            if not self.heavy_work.is_wanted(has_caller=not gone.is_set()):
+            if not self._heavy_work.is_wanted(has_caller=not gone.is_set()):
                 raise _went_away()
 
         def work(emit: Callable[[edge_server_pb2.PrepareJobResponse], None]) -> None:
@@ -84,7 +89,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 model = self._model(job_id)
                 turn: AbstractContextManager[None] = nullcontext()
                 if not model.is_complete():
-                    turn = self.heavy_work.turn(job_id, refuse_if_gone, tell)
+                    turn = self._heavy_work.turn(job_id, refuse_if_gone, tell, content)
                 with turn, self._lock(job_id):
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
@@ -215,7 +220,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             def work(emit: Callable[[edge_server_pb2.ExportModelResponse], None]) -> None:
                 # A commit would delete the blobs that the export reads.
                 with (
-                    self.heavy_work.turn(request.job_id, partial(_refuse_if_alone, context)),
+                    self._heavy_work.turn(request.job_id, partial(_refuse_if_alone, context)),
                     self._lock(request.job_id),
                 ):
                     model.export(directory, merged=request.merged)

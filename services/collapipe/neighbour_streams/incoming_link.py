@@ -30,7 +30,7 @@ _LARGEST_VALUE = 1e18
 def _is_moderate(tensor: Tensor) -> bool:
     # The norm takes a tenth of the time. It may overflow although each value is moderate, so only the values decide.
     norm = torch.linalg.vector_norm(tensor, dtype=torch.float32)
-    return bool(norm <= _LARGEST_VALUE or (tensor.abs() <= _LARGEST_VALUE).all())
+    return bool(norm <= _LARGEST_VALUE or (tensor.float().abs() <= _LARGEST_VALUE).all())
 
 
 class IncomingLink:

@@ -19,7 +19,6 @@ from collapipe.data.findings import (
 from collapipe.data.hold_out import HELD_OUT_SHARE
 from collapipe.data.rows import READING_VERSION
 from collapipe.errors import (
-    CancelledError,
     CollapipeError,
     InvalidInputError,
     PeerFaultyError,
@@ -85,6 +84,19 @@ class JobPreparation:
         """The process that has loaded the data of a cluster, and its answer, by cluster index."""
         self._told: dict[str, list[Finding]] = {}
         """What was published about the data, and about the pretrained weights."""
+        self._unanswered: (
+            tuple[edge_server_pb2_grpc.EdgeServerServiceStub, edge_server_pb2.PrepareJobRequest]
+            | None
+        ) = None
+        """The request for the model that the edge server has not answered."""
+
+    def give_up(self) -> None:
+        """Tells the edge server that the job was cancelled, if it may still make the model. It goes on for a while after a broken connection."""
+        if self._unanswered is not None:
+            stub, request = self._unanswered
+            request.gives_up = True
+            with suppress(grpc.RpcError):
+                list(stub.PrepareJob(request, timeout=_GIVE_UP_SECONDS))
 
     def prepare(self, hosts: JobHosts) -> PreparedJob:
         """Loads what is not loaded yet.
@@ -120,18 +132,12 @@ class JobPreparation:
         stub = edge_server_pb2_grpc.EdgeServerServiceStub(
             self._channels.channel(edge_server.address)
         )
+        self._unanswered = stub, request
         call = stub.PrepareJob(request, wait_for_ready=True)
-        try:
-            answer = self._calls.last_answer(
-                call, edge_server.host_id, "make the model", self._tell_waiting
-            )
-        except CancelledError:
-            if self._calls.is_cancelled:
-                # To the edge server, the end of a call looks like a broken connection, after which it goes on for a while.
-                request.gives_up = True
-                with suppress(grpc.RpcError):
-                    list(stub.PrepareJob(request, timeout=_GIVE_UP_SECONDS))
-            raise
+        answer = self._calls.last_answer(
+            call, edge_server.host_id, "make the model", self._tell_waiting
+        )
+        self._unanswered = None
         of_weights = [from_message(each) for each in answer.findings[: _MOST[-1]]]
         self._tell("weights", shortened(of_weights))
         found = answer.commit.attempt, answer.commit.num_rounds

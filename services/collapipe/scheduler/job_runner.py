@@ -143,6 +143,7 @@ class JobRunner:
             self._progress.end(scheduler_pb2.JOB_STATE_SUCCEEDED, self._why_early())
         except CancelledError as error:
             if self._is_cancelled:
+                self._preparation.give_up()
                 self._progress.end(scheduler_pb2.JOB_STATE_CANCELLED, str(error))
             else:
                 self._progress.set_state(scheduler_pb2.JOB_STATE_QUEUED, str(error))

@@ -1,4 +1,4 @@
-"""Decides which devices a job leaves out because their restarts have ended its attempts."""
+"""Decides which devices a job leaves out because they restart again and again."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from collapipe.v1 import scheduler_pb2
 
 
 def pause_after(num_restarts: float) -> int:
-    """Returns how many new rounds a job commits without a device whose restarts have ended so many attempts. 0 forgives them."""
+    """Returns how many new rounds a job commits without a device that has restarted so often. 0 forgives it."""
     return 0 if num_restarts < PATIENCE else min(2 ** int(num_restarts - PATIENCE), LONGEST_PAUSE)
 
 
 class RestartingDevices:
-    """The restarts of the devices of one job that have ended an attempt. New rounds with a device make up for them."""
+    """The restarts of devices while one job used them. Those of a device with blocks end attempts. New rounds with a device make up for them."""
 
     def __init__(self) -> None:
         self._processes: dict[str, str] = {}
@@ -23,7 +23,7 @@ class RestartingDevices:
         """The number of committed rounds with which each device takes part again."""
 
     def takes_part(self, devices: Iterable[scheduler_pb2.Host]) -> None:
-        """Tells which devices take part. A restart of such a device ends the attempt."""
+        """Tells which devices the job may use."""
         self._processes |= {device.host_id: device.incarnation for device in devices}
 
     def look(self, present: Iterable[scheduler_pb2.Host], num_rounds: int) -> dict[str, str]:
@@ -38,8 +38,8 @@ class RestartingDevices:
                 self._restarts[host.host_id] += 1
                 self._until[host.host_id] = num_rounds + pause_after(self._restarts[host.host_id])
         return {
-            host_id: f"its restarts have ended at least {PATIENCE:g} attempts, so it takes part again when {until} rounds are "
-            "committed: look at its log"
+            host_id: f"it has restarted at least {PATIENCE:g} times while the job used it, so it takes part again when {until} rounds "
+            "are committed: look at its log"
             for host_id, until in self._until.items()
             if num_rounds < until
         }

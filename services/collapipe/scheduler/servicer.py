@@ -207,7 +207,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> Iterator[scheduler_pb2.WatchJobResponse]:
         document = self._jobs.get(request.job_id)
         log = self.log(request.job_id)
-        if log is None:  # The job ended long ago.
+        if log is None:  # It ended before this scheduler started, or many others have ended since.
             yield Event(status=document.status())
             return
         seen = request.after if request.log_id == log.log_id else 0
@@ -346,7 +346,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return True
 
     def _delete_expired(self) -> None:
-        """Deletes the jobs that are not kept. Those in use are deleted later, when another job has ended."""
+        """Deletes the jobs that are not kept, and old logs. Jobs in use are deleted later, when another one has ended."""
+        with self._changed:
+            over = [job_id for job_id in self._logs if job_id not in self._runners]
+            for job_id in over[:-_KEPT_LOGS]:
+                del self._logs[job_id]
         for job_id, reason in self._retention.expired(self._jobs.all(), time.time()):
             try:
                 self._delete(job_id, reason)
@@ -491,9 +495,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             # A new runner may have resumed the job meanwhile.
             if self._runners.get(entry.job_id) is entry:
                 del self._runners[entry.job_id]
-            over = [job_id for job_id in self._logs if job_id not in self._runners]
-            for job_id in over[:-_KEPT_LOGS]:
-                del self._logs[job_id]
+                self._logs[entry.job_id] = self._logs.pop(entry.job_id)  # The newest one.
             self._delete_expired()
             self._changed.notify_all()
 

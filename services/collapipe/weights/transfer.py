@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import queue
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -84,6 +85,7 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
         self._find_for_outsider = find_for_outsider or find
         self._cluster = cluster
         self._links = links or OutgoingLinks.unlimited()
+        self._one_check = threading.Lock()
 
     def FetchBlob(
         self, request: blob_pb2.FetchBlobRequest, context: grpc.ServicerContext
@@ -94,7 +96,8 @@ class BlobServicer(blob_pb2_grpc.BlobServiceServicer):
         find = self._find_for_outsider if is_outsider else self._find
         blob = find(request.digest)
         if request.checks and isinstance(blob, StoredBlob):
-            blob.check()
+            with self._one_check:  # Each takes a processor for as long as it reads the file.
+                blob.check()
         if request.offset > blob.total_bytes:
             raise InvalidInputError(
                 f"offset {request.offset} is beyond the {blob.total_bytes} bytes of blob {request.digest}"
@@ -223,8 +226,8 @@ def _fetch(
             failures[address] = error
     told = "; ".join(f"{address} says: {error}" for address, error in failures.items())
     text = (
-        f"no host has blob {digest} ({told or 'no address is known'}): run the round again, or go back to an earlier commit with "
-        "`collapipe rollback`"
+        f"no host has blob {digest} ({told or 'no address is known'}): run the round again, go back to an earlier commit with "
+        "`collapipe rollback` if the job has one, or start a new job"
     )
     try:
         # A host that was not reached may have had the blob.

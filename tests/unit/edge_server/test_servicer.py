@@ -228,6 +228,24 @@ def test_first_model_of_a_cancelled_job_is_given_up_at_once(
     assert abandoned.ends_as_cancelled()
 
 
+def test_first_model_of_earlier_labels_is_not_used_for_a_request_with_others(
+    stores: JobStores,
+    servicer: EdgeServerServicer,
+    abandoned: Abandoned,
+    slow_model: tuple[threading.Event, threading.Event],
+) -> None:
+    begun, may_go_on = slow_model
+    abandoned.begin_and_lose(begun)
+    changed = PrepareJobRequest()
+    changed.CopyFrom(abandoned.request)
+    changed.labels.append("a new label")
+    again = servicer.PrepareJob(changed, STAYS)
+    next(again)
+    may_go_on.set()
+    assert "a new label" in list(again)[-1].model.config_json
+    assert abandoned.ends_as_cancelled()
+
+
 def test_first_model_without_a_caller_makes_room_for_that_of_another_job(
     stores: JobStores,
     servicer: EdgeServerServicer,
@@ -250,7 +268,7 @@ def test_first_model_without_a_caller_ends_with_the_service(
 ) -> None:
     begun, may_go_on = slow_model
     abandoned.begin_and_lose(begun)
-    servicer.heavy_work.end()
+    servicer._heavy_work.end()
     may_go_on.set()
     assert abandoned.ends_as_cancelled()
 

@@ -142,13 +142,24 @@ def test_delayed_frames_arrive_late_and_in_order_with_overlapping_delays(
     arrivals.link.close()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30, -1e30])
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (float("nan"), torch.float32),
+        (float("inf"), torch.float32),
+        (1e30, torch.float32),
+        (-1e30, torch.bfloat16),
+        (float("inf"), torch.float16),
+        (float("nan"), torch.float16),
+    ],
+)
 def test_values_that_are_not_finite_or_make_others_infinite_blame_the_sender(
-    emulation: ChangingEmulation, value: float
+    emulation: ChangingEmulation, value: float, dtype: torch.dtype
 ) -> None:
     arrivals = Arrivals(emulation)
-    sent = frame(number=3)
-    sent.tensors[ACTIVATION][1, 7] = value
+    tensor = torch.zeros((2, 8), dtype=dtype)
+    tensor[1, 7] = value
+    sent = Frame(FrameKind.FORWARD, 0, 3, {ACTIVATION: tensor})
     with pytest.raises(DivergedError, match="a .*micro-batch 3") as raised:
         arrivals.take(sent)
     assert raised.value.host_id == "a" and arrivals.frames.empty()

@@ -287,11 +287,14 @@ def test_edge_server_is_told_that_the_job_was_cancelled(
     progress = JobProgress(store.create(job()), store, events)
     calls = HostCalls(60.0)
     served[0].asked = lambda: calls.cancel("no more")
+    preparation = JobPreparation(progress, channels, calls)
     try:
         with pytest.raises(CancelledError):
-            JobPreparation(progress, channels, calls).prepare(hosts_at(served[1]))
+            preparation.prepare(hosts_at(served[1]))
     finally:
         served[0].asked = None
+    assert served[0].given_up == ()  # The scheduler may only have stopped.
+    preparation.give_up()
     assert served[0].given_up == (progress.spec.job_id,)
 
 

@@ -90,4 +90,4 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
     assert taken == [{"device-0", "device-1"}] * 3 + [{"device-1"}]
     left_out = scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT
     (told,) = [one.incident for one in published(events) if one.incident.code == left_out]
-    assert list(told.host_ids) == ["device-0"] and "3 attempts" in told.message
+    assert list(told.host_ids) == ["device-0"] and "3 times" in told.message

@@ -53,7 +53,7 @@ class Series:
     points: tuple[tuple[float, float], ...]
     """Time in Unix seconds and value of every scrape, in order of time. The values are not checked."""
     may_be_born: bool = True
-    """Whether a first point after other scrapes of the host means that the metric did not exist before."""
+    """False if earlier samples may have been left out. Then the metric has not grown from 0."""
 
     @property
     def key(self) -> tuple[str, str, Labels]:
