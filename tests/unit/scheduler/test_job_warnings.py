@@ -3,7 +3,7 @@
 import logging
 import random
 import re
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,9 +193,10 @@ class Hosts(
         self.vocabularies += (request.vocabulary,)
         if self.asked is not None:
             yield PrepareJobResponse()
-            self.asked()
-            while context.is_active():
-                time.sleep(0.01)
+            ended = threading.Event()
+            if context.add_callback(ended.set):  # Otherwise the call has ended already.
+                self.asked()
+                assert ended.wait(60)
         yield PrepareJobResponse(findings=[_OF_WEIGHTS])
 
 
