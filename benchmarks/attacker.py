@@ -15,7 +15,7 @@ exit status is 1 in each of these cases:
 
 - An attempt of an honest job failed, or its weights, optimizer states or losses differ from those of a loop in one process.
 - The median of the rounds under attack is more than 1.2 times that of the others.
-- The attacker did what only the owner of a job or the scheduler may do.
+- The attacker did what only the owner of a job or the scheduler may do, or a service failed with an internal error.
 - A service has ended.
 """
 
@@ -106,6 +106,20 @@ def main() -> int:
         return attack(Path(name), options.rounds, options.window, options.attacks or [])
 
 
+@dataclass(frozen=True)
+class Window:
+    """A part of the run, with or without attacks.
+
+    Args:
+        start: On the monotonic clock.
+        processor_seconds: What each process has used in it.
+    """
+
+    start: float
+    end: float
+    processor_seconds: Mapping[str, float]
+
+
 @dataclass
 class Rounds:
     """The rounds of the honest jobs: the time of each commit on the monotonic clock, and the seconds of the round."""
@@ -116,12 +130,12 @@ class Rounds:
         if event.HasField("round_committed"):
             self.committed.append((time.monotonic(), event.round_committed.round_seconds))
 
-    def within(self, windows: Sequence[tuple[float, float]]) -> list[float]:
+    def within(self, windows: Sequence[Window]) -> list[float]:
         """Returns the seconds of the rounds that began and ended in one of the windows."""
         return [
             seconds
             for at, seconds in self.committed
-            if any(start <= at - seconds and at <= end for start, end in windows)
+            if any(each.start <= at - seconds and at <= each.end for each in windows)
         ]
 
 
@@ -165,6 +179,7 @@ def attack(folder: Path, num_rounds: int, window: float, names: Sequence[str]) -
         before = usage(testbed)
         spawn = multiprocessing.get_context("spawn")
         is_on, is_over, told = spawn.Event(), spawn.Event(), spawn.Queue()
+        has_rested = spawn.Event()
         places = Places(
             {process.name: process.address for process in testbed.processes},
             testbed.workspace.root,
@@ -173,20 +188,32 @@ def attack(folder: Path, num_rounds: int, window: float, names: Sequence[str]) -
             testbed.workspace.page_link(),
             names,
         )
-        attacker = spawn.Process(target=play, args=(places, is_on, is_over, told), daemon=True)
+        attacker = spawn.Process(
+            target=play, args=(places, is_on, has_rested, is_over, told), daemon=True
+        )
         attacker.start()
         owned.callback(attacker.kill)
         told.get(timeout=_LIMIT_SECONDS)  # It has imported its modules.
-        windows: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+        windows: dict[bool, list[Window]] = {True: [], False: []}
+        processes = {process.name: process.pid for process in testbed.processes if process.pid}
+        processes["the attacker itself"] = attacker.pid or 0
         most = before
         for attacks in itertools.cycle((False, True)):
             if not any(thread.is_alive() for thread in threads):
                 break
-            (is_on.set if attacks else is_on.clear)()
-            started = time.monotonic()
+            if attacks:
+                has_rested.clear()
+                is_on.set()
+            else:
+                is_on.clear()
+                has_rested.wait(_LIMIT_SECONDS)
+            started, used = time.monotonic(), processor_seconds(processes)
             while any(t.is_alive() for t in threads) and time.monotonic() < started + window:
                 time.sleep(0.5)
-            windows[attacks].append((started, time.monotonic()))
+            now = processor_seconds(processes)
+            windows[attacks].append(
+                Window(started, time.monotonic(), {name: now[name] - used[name] for name in now})
+            )
             most = {name: most[name].most(now) for name, now in usage(testbed).items()}
         is_over.set()
         is_on.clear()
@@ -202,6 +229,7 @@ def attack(folder: Path, num_rounds: int, window: float, names: Sequence[str]) -
                 mistakes.append(f"job {index} differs from the loop in one process: {error}")
     mistakes += print_rounds(rounds, windows)
     print_usage(before, most, after)
+    print_processors(windows)
     mistakes += print_answers(answers)
     print("\n".join(mistakes) or "both jobs ended with the bits of a loop in one process")
     return 1 if mistakes else 0
@@ -249,6 +277,16 @@ class Usage:
         )
 
 
+def processor_seconds(processes: Mapping[str, int]) -> dict[str, float]:
+    """Returns what each process has used since its start, in user mode and in the kernel."""
+    used = {}
+    for name, pid in processes.items():
+        with suppress(FileNotFoundError):
+            values = Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()
+            used[name] = (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
 def usage(testbed: LocalTestbed) -> dict[str, Usage]:
     """Measures every service that runs."""
     return {
@@ -268,11 +306,9 @@ def _usage(process: ProcessRecord, state: Path) -> Usage:
     return Usage(resident_bytes(process.pid, "VmRSS"), descriptors, disk)
 
 
-def print_rounds(
-    rounds: Sequence[Rounds], windows: Mapping[bool, Sequence[tuple[float, float]]]
-) -> list[str]:
+def print_rounds(rounds: Sequence[Rounds], windows: Mapping[bool, Sequence[Window]]) -> list[str]:
     """Prints the rounds of each job. Returns what is wrong."""
-    attacked = sum(end - start for start, end in windows[True])
+    attacked = sum(each.end - each.start for each in windows[True])
     print(f"\n{attacked / 60:.1f} minutes of attacks, in {len(windows[True])} parts\n")
     print(
         "| job | rounds at rest | median, s | under attack | median, s | ratio |\n|---|---|---|---|---|---|"
@@ -310,6 +346,18 @@ def print_usage(
         print(f"| {name} | {' | '.join(' → '.join(values) for values in columns)} |")
 
 
+def print_processors(windows: Mapping[bool, Sequence[Window]]) -> None:
+    """Prints which share of a core every process has used."""
+    print("\n| process | share of a core at rest | under attack |\n|---|---|---|")
+    for name in windows[False][0].processor_seconds:
+        shares = (
+            sum(each.processor_seconds.get(name, 0.0) for each in windows[attacks])
+            / sum(each.end - each.start for each in windows[attacks])
+            for attacks in (False, True)
+        )
+        print(f"| {name} | {' | '.join(f'{share:.3f}' for share in shares)} |")
+
+
 def print_answers(answers: Counter[str]) -> list[str]:
     """Prints what the attacker was told. Returns what it should not have been able to do."""
     print("\n| attack | outcome | number |\n|---|---|---|")
@@ -317,11 +365,13 @@ def print_answers(answers: Counter[str]) -> list[str]:
         print(f"| {name.replace(': ', ' | ')} | {number} |")
     if not answers:
         return ["the attacker attacked with nothing"]
-    return [
+    done = [
         f"the attacker could do what is {name}"
         for name in answers
         if name.startswith(_FORBIDDEN) and name.endswith(": OK")
     ]
+    failed = ("UNKNOWN", "INTERNAL")
+    return done + [f"a service failed: {name}" for name in answers if name.endswith(failed)]
 
 
 @dataclass(frozen=True)
@@ -345,15 +395,20 @@ class Places:
     attacks: Sequence[str]
 
 
-def play(places: Places, is_on: Any, is_over: Any, told: Any) -> None:
-    """Attacks while `is_on` is set, until `is_over` is. Puts the number of each outcome into `told` before and after."""
+def play(places: Places, is_on: Any, has_rested: Any, is_over: Any, told: Any) -> None:
+    """Attacks while `is_on` is set, until `is_over` is. Puts the number of each outcome into `told` before and after.
+
+    Sets `has_rested` when its calls have ended and its jobs are cancelled, so that it costs nobody anything.
+    """
     os.nice(_LOWEST_PRIORITY)
     raise_open_files()
     attacker = Attacker(places, is_on)
     told.put(attacker.told)
+    has_rested.set()
     while not is_over.is_set():
         if is_on.wait(0.2):
             attacker.attack_until_rest()
+            has_rested.set()
     told.put(attacker.told)
 
 
@@ -401,6 +456,7 @@ class Attacker:
                 thread.start()
             for thread in threads:
                 thread.join()
+            cancel_own_jobs(reach)
 
     def _repeat(self, attack: "Attack", reach: Reach) -> None:
         while self._is_on.is_set():
@@ -408,18 +464,17 @@ class Attacker:
                 if not self._is_on.is_set():
                     break
                 try:
-                    call()
-                    outcome = "OK"
+                    outcomes = call() or ["OK"]
                 except grpc.RpcError as error:
-                    outcome = error.code().name
+                    outcomes = [error.code().name]
                 except OSError as error:
-                    outcome = type(error).__name__
+                    outcomes = [type(error).__name__]
                 with self._lock:
-                    self.told[f"{name}: {outcome}"] += 1
+                    self.told.update(f"{name}: {outcome}" for outcome in outcomes)
 
 
-Calls = Iterator[tuple[str, Callable[[], Any]]]
-"""Calls and their names."""
+Calls = Iterator[tuple[str, Callable[[], Sequence[str] | None]]]
+"""Calls and their names. A call may return its outcomes."""
 
 Attack = Callable[[Reach, int], Calls]
 """Makes calls. It gets a number that no earlier call had."""
@@ -504,6 +559,23 @@ def submit_many_jobs(reach: Reach, number: int) -> Calls:
                 stub.CancelJob(scheduler_pb2.CancelJobRequest(job_id=job_id), timeout=_CALL_SECONDS)
 
 
+def cancel_own_jobs(reach: Reach) -> None:
+    """Cancels the jobs of the attacker, however long its calls have to wait."""
+    stub: Any = SchedulerServiceStub(reach.channels[_CLIENT.name, "scheduler"])
+    while True:
+        with suppress(grpc.RpcError):
+            jobs = stub.ListJobs(scheduler_pb2.ListJobsRequest(), timeout=_CALL_SECONDS).jobs
+            own = [
+                job for job in jobs if job.owner == str(_CLIENT) and not job.HasField("ended_at")
+            ]
+            if not own:
+                return
+            for job in own:
+                request = scheduler_pb2.CancelJobRequest(job_id=job.job_id)
+                stub.CancelJob(request, timeout=_CALL_SECONDS)
+        time.sleep(1.0)
+
+
 def touch_jobs_of_others(reach: Reach, number: int) -> Calls:
     """Cancels, deletes, rolls back, exports and uses the jobs of others, with both certificates."""
     for name in _NAMES:
@@ -582,10 +654,13 @@ def send_garbage(reach: Reach, number: int) -> Calls:
                 f"{number} {name} {method.full_name}", [*reach.places.honest, _BOX]
             )
             calls = RandomCalls(reach.channels[name, target], reopen, method, inputs)
-            yield (
-                f"garbage as {name}, {'permitted' if role in roles else 'not permitted'}",
-                calls.take_turn,
-            )
+
+            def take_turn(calls: RandomCalls) -> list[str]:
+                calls.take_turn()
+                return list(calls.outcome.codes.elements())
+
+            permitted = "permitted" if role in roles else "not permitted"
+            yield f"garbage as {name}, {permitted}", partial(take_turn, calls)
 
 
 def keep_connections_idle(reach: Reach, number: int) -> Calls:

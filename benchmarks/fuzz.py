@@ -27,6 +27,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from typing import Any
 import grpc
 import torch
 from google.protobuf import json_format
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
@@ -171,7 +173,8 @@ def fuzz_services(
 ) -> Iterator[tuple[str, Outcome]]:
     """Yields what became of the calls of each method by each role, and then of the job and of the processes."""
     with SecuredDeployment(folder / "secured", num_clusters=2) as deployment, ExitStack() as owned:
-        collapipe("certs", "issue", str(deployment.authority), *HOLDERS.values())
+        holders = {str(holder_of(role, method)) for method, role, _ in _targets()}
+        collapipe("certs", "issue", str(deployment.authority), *holders, *HOLDERS.values())
         job = make_job(
             folder / "job",
             devices_per_cluster=2,
@@ -195,7 +198,7 @@ def fuzz_services(
         held = [deployment.memory()]
         calls: dict[str, RandomCalls] = {}
         for method, role, server in _targets():
-            holder = Identity.parse(HOLDERS[role])
+            holder = holder_of(role, method)
             service = method.containing_service.name
             open_channel = partial(
                 grpc.secure_channel,
@@ -248,6 +251,12 @@ def fuzz_services(
         for process, method in _calls_that_stay_open(deployment):
             open_calls.faults.append((f"{process}: a call of {method} does not end", []))
         yield "calls that stay open", open_calls
+
+
+def holder_of(role: Role, method: MethodDescriptor) -> Identity:
+    """Returns who calls a method. Each one has a caller of its own, because a caller has a limited share of the processor."""
+    holder = Identity.parse(HOLDERS[role])
+    return replace(holder, name=f"{holder.name}-{method.name.lower()}")
 
 
 def memory_outcome(held: Sequence[int | None]) -> Outcome:

@@ -331,6 +331,8 @@ class RandomCalls:
             expected.add(
                 grpc.StatusCode.UNAVAILABLE
             )  # A server for strangers limits the age of connections.
+        if "more than its share" in (call.details() or ""):
+            expected.add(grpc.StatusCode.UNAVAILABLE)
         if call.code() not in expected and len(outcome.faults) < _MOST_FAULTS:
             names = ", ".join(sorted(code.name for code in expected))
             fault = f"{wrong}: {call.code().name} instead of {names}: {call.details()}"

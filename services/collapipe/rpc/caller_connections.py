@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import threading
 import time
+from functools import lru_cache
 from urllib.parse import unquote
 
 import psutil
@@ -110,5 +111,12 @@ def _end_of(peer: str) -> End:
 
 def end_at(host: str, port: int) -> End:
     """Returns an end in its one form: an IPv4 address in an IPv6 one is the same address."""
+    return _one_form(host), port
+
+
+@lru_cache(
+    maxsize=1024
+)  # Thousands of connections may come from one address, and parsing takes most of a look.
+def _one_form(host: str) -> str:
     ip = ipaddress.ip_address(host.partition("%")[0])
-    return str(getattr(ip, "ipv4_mapped", None) or ip), port
+    return str(getattr(ip, "ipv4_mapped", None) or ip)

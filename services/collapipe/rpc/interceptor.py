@@ -23,6 +23,7 @@ from collapipe.rpc.permissions import (
     check_not_revoked,
     check_permitted,
 )
+from collapipe.rpc.processor_shares import Meter, ProcessorShares
 from collapipe.rpc.refusal_log import RefusalLog
 from collapipe.rpc.silent_calls import SilentCalls
 from collapipe.rpc.status import details, explain_unexpected, to_code, trailing_metadata
@@ -52,8 +53,9 @@ _MOST_OF_A_CALLER = {True: STREAM_THREADS // 4, False: UNARY_THREADS // 2}
 """Calls of one caller to one method at the same time, for streams and for others. Otherwise one caller could hold all threads."""
 
 _SCHEDULER = "/collapipe.v1.SchedulerService/"
+_PROBE = "/collapipe.v1.LinkService/ReceiveProbe"
 _MOST_OF_A_METHOD = {
-    "/collapipe.v1.LinkService/ReceiveProbe": 4,
+    _PROBE: 4,
     "/collapipe.v1.EdgeServerService/ExportModel": 2,
     f"{_SCHEDULER}UseModel": 16,
     f"{_SCHEDULER}GetRecords": 4,
@@ -68,8 +70,14 @@ _MOST_REQUEST_BYTES = 64 << 10
 _LARGE_REQUESTS = {f"{_SCHEDULER}{name}" for name in ("SubmitJob", "CheckResume", "UseModel")}
 """No other request to the scheduler may have more than `_MOST_REQUEST_BYTES`, because it is kept while its call is open."""
 _HEALTH = "/grpc.health.v1.Health/"
-_HEARTBEAT = "/collapipe.v1.SchedulerService/Heartbeat"
+_HEARTBEAT = f"{_SCHEDULER}Heartbeat"
 """Looks for revoked keys itself, because a caller with one must still be able to learn the list."""
+
+_WITHOUT_A_SHARE = (_HEARTBEAT, f"{_SCHEDULER}UseModel")
+"""The methods of the scheduler that count for no share of the processor: a sign of life, and what uses a model for long."""
+_CALL_SECONDS, _PROBE_SECONDS = 0.0005, 0.2
+"""What a call counts for its caller besides the time of its thread. gRPC uses the former in other threads, as measured with
+calls that are refused. A probe of a link uses less than the latter, but a host needs few of them."""
 
 
 class CallInterceptor(grpc.ServerInterceptor):
@@ -95,6 +103,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         self._revoked = revoked
         self._links = links
         self._silent_calls = SilentCalls()
+        self._shares = ProcessorShares()
         self.connections = CallerConnections()
         self._lock = threading.Lock()
         self._running: Counter[tuple[str, str]] = Counter()
@@ -131,9 +140,12 @@ class CallInterceptor(grpc.ServerInterceptor):
         def stream_answers(
             requests: Iterator[bytes], context: grpc.ServicerContext
         ) -> Iterator[Any]:
-            with self._around_call(method, grpc_type, context, most):
+            with self._around_call(method, grpc_type, context, most) as meter:
                 answers = function(self._request(method, kind, parse, requests, context), context)
-                yield from self._while_permitted(answers, context)
+                for message in self._while_permitted(answers, context):
+                    yield message
+                    if meter is not None:
+                        meter.count()
 
         if handler.response_streaming:
             wrapped, factory = stream_answers, grpc.stream_stream_rpc_method_handler
@@ -212,7 +224,11 @@ class CallInterceptor(grpc.ServerInterceptor):
     @contextmanager
     def _around_call(
         self, method: str, grpc_type: str, context: grpc.ServicerContext, most: int
-    ) -> Iterator[None]:
+    ) -> Iterator[Meter | None]:
+        """Checks the caller before the block, and lets it wait for its share of the processor, which the block gets as a meter.
+
+        Calls with which hosts work for a job get none: their work is limited by the job.
+        """
         _, service, name = method.split("/", 2)
         labels = (grpc_type, service, name)
         started = time.perf_counter()
@@ -231,22 +247,47 @@ class CallInterceptor(grpc.ServerInterceptor):
                 logger.error("%s/%s failed unexpectedly", service, name, exc_info=error)
                 context.abort(code, explain_unexpected(error))
 
+        meter = None
         try:
-            # Every peer may check the health.
-            if self._permissions is not None and not method.startswith(_HEALTH):
-                check_permitted(method, context, self._permissions)
-                if method != _HEARTBEAT:
-                    check_not_revoked(context, self._revoked)
             caller = caller_name(context)
-            self.connections.check(caller, context.peer())
             with self._counted(method, caller, most):
-                yield
+                try:
+                    self._check_permitted(method, context)
+                except NotPermittedError:
+                    self._take_share(method, caller)
+                    raise
+                self.connections.check(caller, context.peer())
+                if _has_share(method):
+                    meter = self._take_share(method, caller)
+                yield meter
         # An error refers to this frame. If a variable of this frame kept the error, both would stay until Python looks for
         # cycles, and with them the call. gRPC counts such a call as one that its connection has open.
         except BaseException as error:
             end(error)
             raise
+        finally:
+            if meter is not None:
+                meter.count()
         end(None)
+
+    def _check_permitted(self, method: str, context: grpc.ServicerContext) -> None:
+        """Refuses a call that the caller may not make; raises `NotPermittedError`. Every peer may check the health."""
+        if self._permissions is None or method.startswith(_HEALTH):
+            return
+        check_permitted(method, context, self._permissions)
+        if method != _HEARTBEAT:
+            check_not_revoked(context, self._revoked)
+
+    def _take_share(self, method: str, caller: str) -> Meter:
+        """Waits until a caller may use the processor, and counts a call; raises `PeerLostError` if that would take too long."""
+        self._shares.wait(caller)
+        seconds = _PROBE_SECONDS if method == _PROBE else _CALL_SECONDS
+        return Meter(self._shares, caller, seconds)
+
+
+def _has_share(method: str) -> bool:
+    """Returns whether a call counts for its caller's share of the processor."""
+    return method == _PROBE or (method.startswith(_SCHEDULER) and method not in _WITHOUT_A_SHARE)
 
 
 def _parsed(method: str, parse: Callable[[bytes], Any], requests: Iterator[bytes]) -> Iterator[Any]:

@@ -98,7 +98,8 @@ class SilentConnections:
         if not refused and len(os.listdir(_DESCRIPTORS)) <= self._most:
             return 0
         called = self._called.ends()
-        present = [end for _, end in _connections(self._port)]
+        places = {end: place for place, _, end in _connections(self._port, _places())}
+        present = list(places)
         if len(present) >= self._limit:
             self._tell(
                 "port %d has all of the %d connections that it takes, and refuses others: look from where they come, and raise the limit "
@@ -110,11 +111,12 @@ class SilentConnections:
         self._silent = {end: None for end in self._silent if end in silent} | silent
         ends = set(surplus(list(self._silent), self._most))
         refused -= called
-        if ends or refused:
-            for connection, end in _connections(self._port):
-                if end in ends or end in refused:
-                    with suppress(OSError):
-                        connection.shutdown(socket.SHUT_RDWR)  # gRPC sees its end, and closes it.
+        closing = (ends | refused) & places.keys()
+        # A descriptor may belong to another connection by now.
+        for _, connection, end in _connections(self._port, [places[end] for end in closing]):
+            if end in closing:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # gRPC sees its end, and closes it.
         if ends:
             ((address, number),) = Counter(address for address, _ in ends).most_common(1)
             self._tell(
@@ -131,17 +133,23 @@ class SilentConnections:
             logger.warning(message, *values)
 
 
-def _connections(port: int) -> Iterator[tuple[socket.socket, End]]:
-    """Yields the connections to a port of this process, each with the side of its caller.
+def _places() -> list[int]:
+    """Returns the descriptors of this process."""
+    return [int(name) for name in os.listdir(_DESCRIPTORS)]
+
+
+def _connections(port: int, places: Sequence[int]) -> Iterator[tuple[int, socket.socket, End]]:
+    """Yields the connections to a port among descriptors of this process, each with the side of its caller.
 
     Each socket is a duplicate, which is closed before the next one comes. So another thread cannot give its number to another
     file meanwhile.
     """
-    for name in os.listdir(_DESCRIPTORS):
+    for place in places:
         with suppress(OSError):  # It was closed meanwhile, or it listens.
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            if not stat.S_ISSOCK(os.fstat(place).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family == socket.AF_UNIX or connection.getsockname()[1] != port:
-                    continue
-                yield connection, end_at(*connection.getpeername()[:2])
+            # With a family given, Python does not ask for it. An address has the family that it really is of.
+            with socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=os.dup(place)) as own:
+                name = own.getsockname()
+                if isinstance(name, tuple) and name[1] == port:
+                    yield place, own, end_at(*own.getpeername()[:2])
