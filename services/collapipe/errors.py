@@ -9,6 +9,18 @@ class CollapipeError(Exception):
 
     cluster_index: int | None = None
     """The cluster of the job whose result cannot be committed, if the edge server says so."""
+    prepared_by: str = ""
+    """The host that has prepared this result."""
+    told_by: str = ""
+    """The host that answered with the error."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.prepared_by:
+            text = f"what {self.prepared_by} has prepared cannot be committed: {text}"
+        if self.told_by and self.told_by not in text:
+            text += f" (told by {self.told_by})"
+        return text
 
 
 class InvalidInputError(CollapipeError):

@@ -103,9 +103,9 @@ def _signer(certificate: bytes, kind: str) -> HolderCertificate:
     return HolderCertificate(identity, chain)
 
 
-# Every push and every session of a round shows the same grant. What is kept is short, and its chain ends at the root, so that no
-# caller can fill the memory.
-@lru_cache(64)
+# Every push and every session of a round shows the grant of its cluster, and a deployment has at most 1,000 clusters. What is kept is
+# short, and its chain ends at the root, so that no caller can fill the memory.
+@lru_cache(2048)
 def _verify(digest: bytes, signature: bytes, chain_pem: bytes) -> None:
     """Raises `InvalidSignature` unless the holder of a chain has signed the data with a SHA-256."""
     public_key_of(read_chain(chain_pem).certificate).verify(signature, digest, _OF_DIGEST)

@@ -100,6 +100,8 @@ class ClusterPipeline:
     def configure(self) -> list[job_pb2.WeightsTransfer]:
         """Brings the units of every stage into their state. Returns what each host had to fetch."""
         for index, stage in enumerate(self._stages[1:], start=1):
+            if self._aborted is not None:  # `close` ends the sessions that are open already.
+                raise self._aborted
             remote = RemoteStage(
                 stage,
                 self._configuration(index),

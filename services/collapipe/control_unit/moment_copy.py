@@ -50,8 +50,8 @@ class MomentCopy:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the copy has ended before it was complete."""
-        return self._ended.is_set() and not self.is_complete
+        """Whether the copy has ended, or will end, before it is complete."""
+        return (self._cancelled or self._ended.is_set()) and not self.is_complete
 
     def start(self) -> None:
         """Starts the copy, once. Every stage must be configured, so that it keeps the states."""

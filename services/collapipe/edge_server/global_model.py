@@ -15,7 +15,14 @@ from torch import Tensor
 from collapipe.byte_sizes import say_bytes
 from collapipe.documents import write_document
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
-from collapipe.edge_server.stored_documents import JobDocument, read_commit, read_job, write_commit
+from collapipe.edge_server.stored_documents import (
+    CommitHead,
+    JobDocument,
+    read_commit,
+    read_head,
+    read_job,
+    write_commit,
+)
 from collapipe.edge_server.unit_averages import Averaged
 from collapipe.errors import (
     CorruptDataError,
@@ -226,10 +233,20 @@ class GlobalModel:
         """Returns the last commit; raises `NotFoundError` or `CorruptDataError`."""
         commit = read_commit(self._directory)
         if commit is None:
-            raise NotFoundError(
-                f"the edge server has no commit of job {self._directory.name}: submit the job first"
-            )
+            raise self._without_commit()
         return commit
+
+    def _head(self) -> CommitHead:
+        """Returns what pushes need of the last commit; raises `NotFoundError` or `CorruptDataError`."""
+        head = read_head(self._directory)
+        if head is None:
+            raise self._without_commit()
+        return head
+
+    def _without_commit(self) -> NotFoundError:
+        return NotFoundError(
+            f"the edge server has no commit of job {self._directory.name}: submit the job first"
+        )
 
     def unit_bytes(self) -> list[int]:
         """Returns the size of the trained weights of each unit; raises `NotFoundError`."""
@@ -251,10 +268,9 @@ class GlobalModel:
         Raises:
             WrongStateError: Neither the last commit nor the restore point, where a resumed job begins, has them.
         """
-        last = self.commit()
-        for commit in (last, last.restore_point):
-            if commit.global_units[unit_index].weights_digest == digest:
-                return self._store.path(digest)
+        head = self._head()
+        if digest in (head.weights[unit_index], head.restorable_weights[unit_index]):
+            return self._store.path(digest)
         raise WrongStateError(
             f"neither the last commit nor the restore point gives unit {unit_index} the weights {digest}: run the "
             "round again"
@@ -266,8 +282,10 @@ class GlobalModel:
 
     def weights_before(self, attempt: plan_pb2.Attempt, unit_index: int) -> Path:
         """Returns the file of a unit's weights with which an attempt at a round began; raises `NotFoundError`."""
-        began_with = _began_with(self.commit(), attempt)
-        return self._store.path(began_with.global_units[unit_index].weights_digest)
+        head = self._head()
+        is_next = attempt.round_index == head.num_rounds
+        weights = head.weights if is_next else head.restorable_weights
+        return self._store.path(weights[unit_index])
 
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
         """Returns the model and its number of blocks; raises `NotFoundError`."""
@@ -443,10 +461,10 @@ class GlobalModel:
         Raises:
             WrongStateError: Another round is the next one.
         """
-        last = self.commit()
+        last = self._head()
         rounds = {last.num_rounds}
         if attempt.attempt > last.attempt:
-            rounds.add(last.restore_point.num_rounds)
+            rounds.add(last.num_rounds_restorable)
         if attempt.attempt < last.attempt or attempt.round_index not in rounds:
             raise WrongStateError(
                 f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: "

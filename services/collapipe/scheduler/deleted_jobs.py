@@ -71,7 +71,8 @@ class DeletedJobs:
 
     def after(self, num_deletions: int) -> tuple[list[str], int]:
         """Returns the remembered ids after so many deletions, the oldest first, and the number of all deletions."""
-        total, job_ids = self._document["num_deletions"], self._document["job_ids"]
+        document = self._document  # Another thread may replace it meanwhile.
+        total, job_ids = document["num_deletions"], document["job_ids"]
         return job_ids[max(0, len(job_ids) - (total - num_deletions)) :], total
 
     def _remember(self, job_id: str) -> None:

@@ -1,10 +1,11 @@
 """Lets a round go on without a cluster that has failed, and tells it."""
 
 from collapipe.errors import CancelledError, CollapipeError, PeerFaultyError
+from collapipe.job_life.failing_clusters import FailingClusters, after_failure, leave_out
+from collapipe.job_life.round_clusters import RoundClusters, fail
 from collapipe.scheduler.catching_up import forget_moments
-from collapipe.scheduler.failing_clusters import FailingClusters
+from collapipe.scheduler.held import Held
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.planner import Planner
 from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2, scheduler_pb2
 
@@ -16,20 +17,22 @@ class GoingOn:
         failing: The clusters that have failed in this and in earlier attempts.
     """
 
-    def __init__(self, progress: JobProgress, planner: Planner, failing: FailingClusters) -> None:
+    def __init__(
+        self, progress: JobProgress, planner: Planner, failing: Held[FailingClusters]
+    ) -> None:
         self._progress = progress
         self._planner = planner
         self._failing = failing
 
     def without(
-        self, index: int, error: CollapipeError, late: LateClusters, round_index: int
+        self, index: int, error: CollapipeError, late: Held[RoundClusters], round_index: int
     ) -> bool:
         """Returns whether a round goes on without a cluster that has failed, and tells it."""
-        if isinstance(error, CancelledError) or not self._failing.failed(index, error):
+        if isinstance(error, CancelledError) or not self.has_no_patience(index, error):
             return False
-        if not late.goes_on_without(index):
+        if not late.decide(fail, index):
             return False
-        again = self._failing.left_out(index, round_index)
+        again = self._failing.decide(leave_out, index, round_index)
         self._progress.tell(
             scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT,
             f"round {round_index + 1} goes on without cluster {index}, which is tried again in round {again + 1}: {error}",
@@ -37,13 +40,20 @@ class GoingOn:
         )
         return True
 
-    def commits_without(self, error: CollapipeError, late: LateClusters, round_index: int) -> bool:
+    def has_no_patience(self, index: int, error: CollapipeError) -> bool:
+        """Counts a failure of a cluster. Returns whether its round should go on without it, and not be repeated."""
+        is_faulty = isinstance(error, PeerFaultyError)
+        return self._failing.decide(after_failure, index, is_faulty=is_faulty)
+
+    def commits_without(
+        self, error: CollapipeError, late: Held[RoundClusters], round_index: int
+    ) -> bool:
         """Returns whether a round that cannot be committed because of one cluster can be committed without it."""
         index = error.cluster_index
-        if index is None or index not in set(range(self._progress.job.clusters)) - late.late:
+        if index is None or index not in set(range(self._progress.job.clusters)) - late.now.late:
             return False
         unit = self._control_unit(index)
-        error.args = (f"what {unit} has prepared cannot be committed: {error}",)
+        error.prepared_by = unit
         return self.without(index, PeerFaultyError(unit, str(error)), late, round_index)
 
     def _control_unit(self, index: int) -> str:

@@ -4,10 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import grpc
+
 from collapipe.errors import AttemptFailedError, CancelledError, CollapipeError
-from collapipe.rpc import within_silence
+from collapipe.rpc import to_error, within_silence
 
 T = TypeVar("T")
 
@@ -75,11 +78,7 @@ class HostCalls:
             PeerLostError: The host ended, cannot be reached, or is silent for too long.
             CancelledError: The job was cancelled, or another call failed.
         """
-        with self._lock:
-            self._calls.add(call)
-        if self.is_ending:
-            self._cancel_calls()
-        try:
+        with self._open(call):
             yield from within_silence(
                 call,
                 self._silence_seconds,
@@ -87,6 +86,33 @@ class HostCalls:
                 lambda: task,
                 lambda: self._why_unreachable(host_id),
             )
+
+    def ask(
+        self,
+        method: "grpc.UnaryUnaryMultiCallable[Any, T]",
+        request: Any,
+        host_id: str,
+        seconds: float,
+    ) -> T:
+        """Does what `collapipe.rpc.call` does. Raises also `CancelledError`, as `answers` does."""
+        call = method.future(request, timeout=seconds)
+        with self._open(call):
+            try:
+                return call.result()
+            except grpc.FutureCancelledError:
+                raise CancelledError("another call failed") from None
+            except grpc.RpcError as error:
+                raise to_error(error, host_id) from None
+
+    @contextmanager
+    def _open(self, call: Any) -> Iterator[None]:
+        """Lets a call end with all others within the block. A `CancelledError` gets the reason."""
+        with self._lock:
+            self._calls.add(call)
+        if self.is_ending:
+            self._cancel_calls()
+        try:
+            yield
         except CancelledError as error:
             raise CancelledError(self._cancel_reason or str(error)) from error
         finally:
@@ -143,7 +169,7 @@ class HostCalls:
             return [future.result() for future in futures]
 
     def run_detached(self, work: Callable[[], T]) -> T:
-        """Runs work that cannot be interrupted. If the job is cancelled, its thread is left running."""
+        """Runs work that cannot be interrupted. If the job is cancelled, its calls to hosts end, and its thread is left running."""
         done = start_detached(work)
         while not done.done():
             wait([done], timeout=_POLL_SECONDS)
@@ -165,8 +191,7 @@ class HostCalls:
 
 def told_by(host_id: str, error: CollapipeError) -> CollapipeError:
     """Returns an error that a host answered with. Its text names the host."""
-    if host_id not in str(error):
-        error.args = (f"{error} (told by {host_id})",)
+    error.told_by = host_id
     return error
 
 

@@ -36,6 +36,10 @@ SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
 """A host counts as dead after this time without a heartbeat. A single lost heartbeat does no harm."""
 
 
+_MOST_HOSTS = 4096
+"""Hosts that are known at a time, more than a scheduler can serve. If there is one more, that which is silent for longest is
+forgotten."""
+
 _SUSPICION_SECONDS, _LONGEST_SUSPICION_SECONDS = 10.0, 60.0
 """First and longest time for which a suspect is left out."""
 
@@ -150,6 +154,12 @@ class HostRegistry:
                     )
             self._hosts[host.host_id] = host
             self._last_seen[host.host_id] = now
+            if len(self._hosts) > _MOST_HOSTS:
+                self._forget(min(self._last_seen, key=self._last_seen.__getitem__))
+
+    def _forget(self, host_id: str) -> None:
+        for known in (self._hosts, self._last_seen, self._suspects, self._starts):
+            known.pop(host_id, None)
 
     def suspect(self, host: str, reason: str) -> None:
         """Counts a host as dead until its next heartbeat, and as a suspect for a while after that. A restart ends both.

@@ -20,9 +20,13 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
+from collapipe.job_life.failing_clusters import PATIENCE, FailingClusters
+from collapipe.job_life.restarting_devices import RestartingDevices, after_new_round, see, take_part
+from collapipe.job_life.tries import Again, GivesUp, Tries, after_commit, after_failure
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.failing_clusters import FailingClusters
+from collapipe.scheduler.failures import failure_of, say_end
+from collapipe.scheduler.held import Held
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import (
     DEVICE_AGENT,
@@ -40,8 +44,6 @@ from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base
 from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.restarting_devices import RestartingDevices
-from collapipe.scheduler.retries import Retries
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web.job_values import WatchedJob
@@ -54,7 +56,9 @@ logger = logging.getLogger(__name__)
 _PATIENT_FAILURES = 4
 """Attempts without a plan before a repeated round may be decided anew although devices are missing."""
 
-_BEFORE = ". The attempt before failed: "
+
+class _HostsMissingError(InfeasibleError):
+    """An attempt has waited for hosts in vain."""
 
 
 class JobRunner:
@@ -79,8 +83,10 @@ class JobRunner:
             self._job.schedule.silence_seconds, self._look_around, self._why_unreachable
         )
         self._preparation = JobPreparation(self._progress, channels, self._calls)
-        self._retries = Retries(self._job.schedule.retry_seconds)
-        self._failing = FailingClusters()
+        self._tries = Tries(self._job.schedule.retry_seconds)
+        self._gives_up: GivesUp | None = None
+        """Why the job does not try again."""
+        self._failing = Held(FailingClusters())
         self._restarting = RestartingDevices()
         self._planner: Planner | None = None
         self._used: dict[int, set[str]] = {}
@@ -106,6 +112,8 @@ class JobRunner:
         """Whether the last attempt ended because no plan was possible."""
         self._failure = ""
         """Why the last attempt failed, until a round is committed."""
+        self._cause = ""
+        """Why the last attempt failed that did not only wait for hosts in vain."""
         self._kept: KeptResults | None = None
         """What clusters keep from the attempt before."""
         self._takes_suspects = False
@@ -118,6 +126,11 @@ class JobRunner:
     @property
     def job_id(self) -> str:
         return self._progress.job_id
+
+    @property
+    def log(self) -> EventLog:
+        """The events of this run of the job."""
+        return self._events
 
     @property
     def host_clusters(self) -> frozenset[int]:
@@ -149,6 +162,8 @@ class JobRunner:
                 self._progress.set_state(scheduler_pb2.JOB_STATE_QUEUED, str(error))
         except CollapipeError as error:
             message = self._registry.explain(error)
+            if self._gives_up is not None and (why := say_end(self._gives_up, self._tries)):
+                message = f"{message}; {why}"
             self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
             self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         except Exception as error:
@@ -159,6 +174,8 @@ class JobRunner:
             self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
         finally:
             self._close_planner()
+            # What still measures hosts would slow down the probes of the next job.
+            self._calls.cancel("the job is over")
             self._events.close()
             SPANS.end_job(self.job_id)
 
@@ -231,15 +248,20 @@ class JobRunner:
             lacks_devices = bool(self._lacking)
             self._num_infeasible += no_plan
             self._takes_suspects = no_plan and lacks_devices
-            wait = self._retries.after(failure, lacks_hosts=lacks_devices)
+            told = failure_of(failure, lacks_hosts=lacks_devices)
+            self._tries, then = after_failure(self._tries, told, time.monotonic())
             self._failure = (
                 self._registry.explain(failure)
                 if isinstance(failure, CollapipeError)
                 else f"the scheduler could not use its disk: {failure}"
             )
+            if not isinstance(failure, _HostsMissingError):
+                self._cause = self._failure
             self._look_around()
-            if wait is None:
+            if not isinstance(then, Again):
+                self._gives_up = then
                 raise failure
+            wait = then.wait_seconds
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
                 f"attempt {self._progress.document.attempt + 1} failed, and the next one begins {f'in {wait:g} s' if wait else 'at once'}: {self._failure}",
@@ -252,7 +274,7 @@ class JobRunner:
         self._progress.jobs.grants.begin_attempt(self.host_clusters)
         self._say(scheduler_pb2.JOB_STATE_PREPARING, "looks for hosts")
         hosts = self._wait_for_hosts()
-        self._restarting.takes_part(hosts.devices)
+        self._restarting = take_part(self._restarting, _processes(hosts.devices))
         if not self._used:
             self._use(hosts)
         self._progress.warn(long_warm_up(self._job))
@@ -278,6 +300,7 @@ class JobRunner:
                 prepared.sizes,
                 hosts,
                 self._channels,
+                self._calls.ask,
                 self._telemetry,
                 stored,
             )
@@ -302,10 +325,12 @@ class JobRunner:
                 self._look_at_emulation(planner.hosts, began)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 restorable = self._progress.document.num_rounds_restorable
-                self._retries.committed(rounds.num_rounds, restorable)
+                self._tries = after_commit(self._tries, rounds.num_rounds, restorable)
                 if rounds.num_rounds > reached:
-                    self._restarting.committed(planner.hosts.devices)
-                self._failure, self._num_infeasible, self._newcomers = "", 0, set()
+                    ids = [device.host_id for device in planner.hosts.devices]
+                    self._restarting = after_new_round(self._restarting, ids)
+                self._failure, self._cause = "", ""
+                self._num_infeasible, self._newcomers = 0, set()
             self._run_round(rounds, planner, 0)  # Evaluates the final model.
             self._tell_recovery("the final model is evaluated")
         finally:
@@ -350,7 +375,7 @@ class JobRunner:
                     return hosts
             lacking = missing or self._lacking
             waiting_for = ", ".join(map(str, lacking))
-            left = min(limit - waited, self._retries.seconds_left())
+            left = min(limit - waited, self._tries.seconds_left(time.monotonic()))
             absent = self._look_around(lacking, left)
             if waiting_for != told:
                 self._progress.tell(
@@ -363,10 +388,8 @@ class JobRunner:
             self._calls.sleep()
             if left < 0:
                 self._newcomers = set()  # They are not the reason.
-                # Of a chain of failures, only the first one is the cause.
-                failure = self._failure.rpartition(_BEFORE)[2]
-                cause = f"{_BEFORE}{failure}" if failure else ""
-                raise InfeasibleError(
+                cause = f". The attempt before failed: {self._cause}" if self._cause else ""
+                raise _HostsMissingError(
                     f"the job needs {waiting_for}, and has waited for {waited:.0f} s: schedule.{setting} allows "
                     f"{limit:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "
                     f"testbed), or ask for fewer devices in a new job{cause}"
@@ -377,7 +400,9 @@ class JobRunner:
         present = self._registry.alive()
         alive = [host for host in present if host.host_id not in self._refused]
         trusted = {host.host_id for host in self._registry.alive(suspects=False)}
-        restarting = self._restarting.look(present, self._progress.document.num_rounds_reached)
+        reached = self._progress.document.num_rounds_reached
+        self._restarting = see(self._restarting, _processes(present), reached)
+        restarting = self._restarting.left_out(reached)
         is_manual = self._job.schedule.strategy == "manual"
         if is_manual or not fewer:
             restarting = {}  # The job would wait for them, and commit no round meanwhile.
@@ -395,7 +420,8 @@ class JobRunner:
                 or host.host_id in trusted
                 or host.cluster_index not in has_trusted
             ]
-        reasons = restarting | dict.fromkeys(self._refused, "no plan was possible with it")
+        reasons = {host_id: _say_restarts(until) for host_id, until in restarting.items()}
+        reasons |= dict.fromkeys(self._refused, "no plan was possible with it")
         reasons |= dict.fromkeys(self._not_finite, "it sent values that are not finite")
         self._left_out = {h.host_id: reasons.get(h.host_id, "") for h in present if h not in alive}
         used = {name for names in self._used.values() for name in names}
@@ -432,7 +458,7 @@ class JobRunner:
     def _use(self, hosts: JobHosts) -> None:
         """Remembers which hosts the job uses."""
         self._taking_part = set(hosts.by_id)
-        self._restarting.takes_part(hosts.devices)
+        self._restarting = take_part(self._restarting, _processes(hosts.devices))
         for index, cluster in enumerate(hosts.clusters):
             self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
 
@@ -528,10 +554,12 @@ class JobRunner:
         trouble = scheduler_pb2.JobTrouble(
             missing=self._missing.look(used, lacking or self._lacking, self._left_out),
             waiting=lacking is not None,
-            num_failures=self._retries.num_failures,
+            num_failures=self._tries.num_failures,
             failure=self._failure,
         )
-        left = self._retries.seconds_to_try() if waits_seconds is None else waits_seconds
+        left = waits_seconds
+        if left is None:
+            left = self._tries.seconds_to_try(time.monotonic())
         if left is not None:
             trouble.gives_up_at.CopyFrom(timestamp_after(left))
         self._progress.set_trouble(trouble)
@@ -545,7 +573,7 @@ class JobRunner:
 
     def _tell_recovery(self, message: str) -> None:
         """Tells that the job got further, if attempts have failed or the scheduler was restarted before."""
-        failures = self._retries.num_failures
+        failures = self._tries.num_failures
         if failures or self._is_taken_over:
             attempts = "1 failed attempt" if failures == 1 else f"{failures} failed attempts"
             after = attempts if failures else "the restart of the scheduler"
@@ -568,3 +596,14 @@ class JobRunner:
         if self._planner is not None:
             self._planner.close()
             self._planner = None
+
+
+def _processes(hosts: Iterable[scheduler_pb2.Host]) -> dict[str, str]:
+    return {host.host_id: host.incarnation for host in hosts}
+
+
+def _say_restarts(until: int) -> str:
+    return (
+        f"it has restarted at least {PATIENCE:g} times while the job used it, so it takes part again when {until} rounds are "
+        "committed: look at its log"
+    )

@@ -506,9 +506,9 @@ class JobStore:
             return self._jobs[job_id]
 
     def save(self, document: JobDocument) -> None:
-        """Stores a job, unless it was deleted."""
+        """Stores a job, unless it was deleted, or resumed: then it has a new document, and the old one counts no more."""
         with self._lock:
-            if document.job_id in self._jobs:
+            if self._jobs.get(document.job_id) is document:
                 self._unsaved.add(document.job_id)
                 self._write(document)
                 self._unsaved.discard(document.job_id)

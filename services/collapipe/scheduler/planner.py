@@ -32,7 +32,7 @@ from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge
 from collapipe.scheduler.plan_messages import to_messages
 from collapipe.scheduler.planner_state import PlannerState
-from collapipe.scheduler.profiling import Explorer, profile_hosts, without_unknown
+from collapipe.scheduler.profiling import Ask, Explorer, profile_hosts, without_unknown
 from collapipe.scheduler.round_problem import ModelSizes, build_problem
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
@@ -90,15 +90,20 @@ class Planner:
         sizes: ModelSizes,
         hosts: JobHosts,
         channels: ChannelPool,
+        ask: Ask,
         telemetry: Telemetry,
         state: PlannerState | None,
     ) -> "Planner":
-        """Creates the planner of a job from its stored state; profiles the hosts if no state fits them."""
+        """Creates the planner of a job from its stored state; profiles the hosts if no state fits them.
+
+        Args:
+            ask: Makes the calls that measure hosts, so that they end with the job.
+        """
         is_adaptive = job.schedule.strategy == "dssra"
-        explorer = Explorer(job, model, hosts, channels) if is_adaptive else None
+        explorer = Explorer(job, model, hosts, channels, ask) if is_adaptive else None
 
         def profile(hosts: JobHosts, known: Knowledge | None) -> Knowledge:
-            return profile_hosts(job, model, hosts, channels, known)
+            return profile_hosts(job, model, hosts, channels, ask, known)
 
         if is_adaptive:
             # This takes seconds, and longer if nothing was compiled before. Do it while the devices are profiled.

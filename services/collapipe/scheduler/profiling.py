@@ -4,14 +4,15 @@ import logging
 import statistics
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from collapipe.allocation import RoundPlan
-from collapipe.errors import CollapipeError, PeerLostError
+from collapipe.errors import CancelledError, CollapipeError, PeerLostError
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, call, impossible_value
+from collapipe.rpc import ChannelPool, impossible_value
 from collapipe.scheduler.decisions import hosts_of, link_shares
 from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
@@ -47,11 +48,16 @@ _PROBE_SECONDS = 25.0
 """Deadline of a probe. A probe takes less than a second on a good link, and seconds on a very slow one."""
 
 
+Ask = Callable[[Any, Any, str, float], Any]
+"""Calls a method with a request to a host within some seconds, as `HostCalls.ask` does."""
+
+
 def profile_hosts(
     job: JobConfig,
     model: plan_pb2.ModelSpec,
     hosts: JobHosts,
     channels: ChannelPool,
+    ask: Ask,
     known: Knowledge | None = None,
 ) -> Knowledge:
     """Times a block on every host that may run blocks, if a decision depends on it. A configured speed takes precedence.
@@ -75,7 +81,7 @@ def profile_hosts(
     if profiled and (needs_speed or needs_memory):
         with ThreadPoolExecutor(min(len(profiled), _PROFILES_AT_ONCE), "profile") as executor:
             profiles = list(
-                executor.map(lambda host: _profile(job, model, host, channels), profiled)
+                executor.map(lambda host: _profile(job, model, host, channels, ask), profiled)
             )
         for host, profile in zip(profiled, profiles, strict=True):
             knowledge.hosts[host.host_id] = HostKnowledge(
@@ -92,7 +98,7 @@ def profile_hosts(
             knowledge.stash_shares = _mean_shares([profile.stash_shares for profile in profiles])
     if job.schedule.strategy == "dssra":
         known_links = {name for name, link in knowledge.links.items() if link.capacity_bps}
-        knowledge.links |= probe_links(hosts, channels, known_links)
+        knowledge.links |= probe_links(hosts, channels, ask, known_links)
     return knowledge
 
 
@@ -143,7 +149,7 @@ def _mean_shares(shares: Sequence[Sequence[float]]) -> list[float]:
 
 
 def probe_links(
-    hosts: JobHosts, channels: ChannelPool, known: Collection[str] = ()
+    hosts: JobHosts, channels: ChannelPool, ask: Ask, known: Collection[str] = ()
 ) -> dict[str, LinkKnowledge]:
     """Probes every link that a plan may use, and returns the results by "sender>receiver".
 
@@ -151,6 +157,9 @@ def probe_links(
 
     A host takes part in only one probe at a time, because simultaneous probes would share its network
     interface and measure each other. A link whose probe fails gets rate 0, so no plan uses it.
+
+    Raises:
+        CancelledError: The job was cancelled.
     """
     by_id = hosts.by_id
     # By each of the two hosts. A dict keeps the order of its keys.
@@ -172,7 +181,7 @@ def probe_links(
                     for end in next_pair:
                         del waiting[end][next_pair]
                     sender, receiver = (by_id[end] for end in next_pair)
-                    running[executor.submit(_probe, sender, receiver, channels)] = next_pair
+                    running[executor.submit(_probe, sender, receiver, channels, ask)] = next_pair
             if not running:
                 return found
             done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -200,11 +209,17 @@ class Explorer:
     """
 
     def __init__(
-        self, job: JobConfig, model: plan_pb2.ModelSpec, hosts: JobHosts, channels: ChannelPool
+        self,
+        job: JobConfig,
+        model: plan_pb2.ModelSpec,
+        hosts: JobHosts,
+        channels: ChannelPool,
+        ask: Ask,
     ) -> None:
         self._job = job
         self._model = model
         self._channels = channels
+        self._ask = ask
         self._oldest_probes_first: deque[tuple[str, str]] = deque()
         self.take_hosts(hosts)
         self._running: Future[IdleMeasurements] | None = None
@@ -214,8 +229,8 @@ class Explorer:
     def take_hosts(self, hosts: JobHosts) -> None:
         """Replaces the hosts."""
         self._hosts, self._devices = hosts.by_id, hosts.devices
-        pairs = _all_pairs(hosts)
-        probed = [pair for pair in self._oldest_probes_first if pair in pairs]
+        pairs = dict.fromkeys(_all_pairs(hosts))  # Keeps the order, and finds a pair at once.
+        probed = dict.fromkeys(pair for pair in self._oldest_probes_first if pair in pairs)
         new = [pair for pair in pairs if pair not in probed]
         self._oldest_probes_first = deque([*new, *probed])
 
@@ -261,7 +276,7 @@ class Explorer:
             if self._closed.is_set():
                 return found
             try:
-                profile = _profile(self._job, self._model, device, self._channels)
+                profile = _profile(self._job, self._model, device, self._channels, self._ask)
             except CollapipeError as error:
                 logger.info("profiling %s again failed: %s", device.host_id, error)
                 continue
@@ -270,7 +285,7 @@ class Explorer:
             if self._closed.is_set():
                 return found
             name = f"{sender.host_id}>{receiver.host_id}"
-            found.links[name] = _probe(sender, receiver, self._channels)
+            found.links[name] = _probe(sender, receiver, self._channels, self._ask)
         return found
 
 
@@ -279,7 +294,11 @@ def _all_pairs(hosts: JobHosts) -> list[tuple[str, str]]:
 
 
 def _profile(
-    job: JobConfig, model: plan_pb2.ModelSpec, host: scheduler_pb2.Host, channels: ChannelPool
+    job: JobConfig,
+    model: plan_pb2.ModelSpec,
+    host: scheduler_pb2.Host,
+    channels: ChannelPool,
+    ask: Ask,
 ) -> profile_pb2.ProfileBlockResponse:
     # Two sizes separate the time per sample from the fixed time per micro-batch.
     size = max(1, job.training.mini_batch // job.schedule.num_micro_batches)
@@ -289,7 +308,9 @@ def _profile(
         micro_batch_sizes=(size, 2 * size) if size == 1 else (size // 2, size),
         sequence_length=job.task.max_length,
     )
-    profile = call(stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS)
+    profile: profile_pb2.ProfileBlockResponse = ask(
+        stub.ProfileBlock, request, host.host_id, _PROFILE_SECONDS
+    )
     wrong = impossible_value(profile, most_characters=0)
     num_shares = max(len(profile.work_shares), len(profile.stash_shares))
     if num_shares > _MOST_SHARES:
@@ -303,14 +324,16 @@ def _profile(
 
 
 def _probe(
-    sender: scheduler_pb2.Host, receiver: scheduler_pb2.Host, channels: ChannelPool
+    sender: scheduler_pb2.Host, receiver: scheduler_pb2.Host, channels: ChannelPool, ask: Ask
 ) -> LinkKnowledge:
     stub = link_pb2_grpc.LinkServiceStub(channels.channel(sender.address))
     request = link_pb2.MeasureLinkRequest(host_id=receiver.host_id, address=receiver.address)
     try:
-        measured = call(stub.MeasureLink, request, sender.host_id, _PROBE_SECONDS)
+        measured = ask(stub.MeasureLink, request, sender.host_id, _PROBE_SECONDS)
         if wrong := impossible_value(measured, most_characters=0):
             raise PeerLostError(sender.host_id, f"{sender.host_id} sent {wrong}: look at its log")
+    except CancelledError:
+        raise
     except CollapipeError as error:
         logger.warning(
             "the probe from %s to %s failed, so no plan will use this link: %s",

@@ -15,6 +15,9 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job import JobConfig
+from collapipe.job_life import round_clusters
+from collapipe.job_life.failing_clusters import FailingClusters, after_round
+from collapipe.job_life.round_clusters import RoundClusters, RoundRules
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.catching_up import (
     can_catch_up,
@@ -23,14 +26,13 @@ from collapipe.scheduler.catching_up import (
 )
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
-from collapipe.scheduler.failing_clusters import FailingClusters
 from collapipe.scheduler.going_on import GoingOn, without_result
+from collapipe.scheduler.held import Held
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
 from collapipe.scheduler.kept_results import KeptResult, KeptResults, furthest_rounds
-from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.planner import Planner
@@ -75,7 +77,7 @@ class RoundRunner:
         channels: ChannelPool,
         calls: HostCalls,
         kept: KeptResults | None = None,
-        failing: FailingClusters | None = None,
+        failing: Held[FailingClusters] | None = None,
         *,
         decides_anew: bool = True,
     ) -> None:
@@ -85,7 +87,7 @@ class RoundRunner:
         self._planner = planner
         self._channels = channels
         self._calls = calls
-        self._failing = failing or FailingClusters()
+        self._failing = failing or Held(FailingClusters())
         self._going_on = GoingOn(progress, planner, self._failing)
         self._decides_anew = decides_anew
         self._planning = RoundPlanning(progress, prepared, planner)
@@ -238,7 +240,8 @@ class RoundRunner:
             if is_its_own and self._kept:
                 # Once for each attempt, though several clusters may fail at the same time.
                 self._kept.num_failures = self._num_failures_before + 1
-            if is_its_own and self._failing.failed(request.plan.cluster_index, error):
+            cluster = request.plan.cluster_index
+            if is_its_own and self._going_on.has_no_patience(cluster, error):
                 # If all clusters repeat the rounds, they can go on without this one.
                 self._kept = None if self._job.may_leave_out_clusters else self._kept
             raise
@@ -280,14 +283,16 @@ class RoundRunner:
         is_decided = self._planning.is_repeated(round_index) or document.is_revealed
         recorded = document.late_clusters if is_decided else None
         # An evaluation waits for all clusters.
-        late = LateClusters(
-            self._job,
-            recorded if local_steps else [],
-            failed=document.failed_clusters if local_steps else (),
-            may_fail=not document.is_revealed,
+        late = Held(
+            round_clusters.begin(
+                round_rules(self._job),
+                recorded if local_steps else [],
+                failed=document.failed_clusters if local_steps else (),
+                may_fail=not document.is_revealed,
+            )
         )
-        for index in self._failing.pausing(round_index):
-            late.goes_on_without(index)
+        for index in self._failing.now.pausing(round_index):
+            late.decide(round_clusters.fail, index)
         if local_steps:
             self._planner.round_started(decision)
             self._progress.publish(
@@ -308,7 +313,7 @@ class RoundRunner:
 
         def run_cluster(plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
             index = plan.cluster_index
-            if index in earlier and late.ended(index):
+            if index in earlier and late.decide(round_clusters.end, index):
                 result = earlier[index].prepared
             else:
                 result = self._run_cluster(
@@ -340,9 +345,9 @@ class RoundRunner:
             return
         answer = None
         while answer is None:
-            for index in late.failed:
+            for index in late.now.failed:
                 prepared[index] = without_result(self._commit.clusters[index], prepared[index])
-            late_clusters = sorted(late.late)
+            late_clusters = sorted(late.now.late)
             ended_early = {
                 index: cluster.summary.local_steps
                 for index, cluster in enumerate(prepared)
@@ -350,10 +355,10 @@ class RoundRunner:
             }
             try:
                 if masking is not None:
-                    _check_rows(prepared, late.late, document.total_samples)
+                    _check_rows(prepared, late.now.late, document.total_samples)
                 result = {
                     "late_clusters": late_clusters,
-                    "failed_clusters": sorted(late.failed),
+                    "failed_clusters": sorted(late.now.failed),
                     "ended_early": ended_early,
                     "is_revealed": masking is not None,
                 }
@@ -362,7 +367,7 @@ class RoundRunner:
                     document = with_result
                     self._progress.jobs.save_round(attempt.job_id, round_index, document)
                 with SPANS.span(_TRACK, "commit"):
-                    present = [i for i in range(self._job.clusters) if i not in late.late]
+                    present = [i for i in range(self._job.clusters) if i not in late.now.late]
                     unmasking = masking.reveal(present) if masking is not None else None
                     answer = self._commit_round(
                         attempt,
@@ -378,17 +383,17 @@ class RoundRunner:
                 ):
                     raise
         for index, plan in enumerate(plans):
-            if index in late.failed:
+            if index in late.now.failed:
                 self._requests.previous_plans[index] = None
-            elif index not in late.late:
+            elif index not in late.now.late:
                 self._requests.previous_plans[index] = plan
-                self._failing.ended(index, round_index)
+                self._failing.change(after_round, index, round_index)
         self._commit = answer.commit
         self._unusual.look_at(round_index, answer.changes, plans)
         self._requests.restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
             self._candidate_plans = list(self._requests.previous_plans)
-            self._clusters.has_copy = set(late.failed)
+            self._clusters.has_copy = set(late.now.failed)
         summaries = [cluster.summary for cluster in prepared]
         seconds = time.monotonic() - started
         _export_phases(self._job, summaries, seconds, {*late_clusters, *ended_early})
@@ -415,7 +420,7 @@ class RoundRunner:
         )
 
     def _agree_on_masks(
-        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
+        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: Held[RoundClusters]
     ) -> MaskingCalls:
         """Returns the masks of the clusters that take part.
 
@@ -433,11 +438,11 @@ class RoundRunner:
             raise
 
     def _masking(
-        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: LateClusters
+        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: Held[RoundClusters]
     ) -> MaskingCalls:
         """Lets the clusters that are to run a round agree on masks."""
         clusters = [
-            plan.cluster_index for plan in document.plans if plan.cluster_index not in late.late
+            plan.cluster_index for plan in document.plans if plan.cluster_index not in late.now.late
         ]
         return MaskingCalls(
             self._progress,
@@ -463,14 +468,14 @@ class RoundRunner:
     def _keep(
         self,
         results: Mapping[int, control_unit_pb2.RoundPrepared],
-        late: LateClusters,
+        late: Held[RoundClusters],
         plans: Sequence[plan_pb2.Plan],
         decision: RoundDecision,
     ) -> None:
         """Keeps the results of the clusters that have ended a round which failed."""
         hosts = self._planner.hosts
         earlier = self._kept.results if self._kept else {}
-        if late.failed:  # They could not catch up alone.
+        if late.now.failed:  # They could not catch up alone.
             self._kept = None
             return
         kept = KeptResults(
@@ -482,7 +487,7 @@ class RoundRunner:
         for index, prepared in results.items():
             if index in earlier:
                 kept.results[index] = earlier[index]
-            elif index not in late.late:
+            elif index not in late.now.late:
                 ids = [stage.host_id for stage in plans[index].stages]
                 incarnations = {host_id: hosts.by_id[host_id].incarnation for host_id in ids}
                 kept.results[index] = KeptResult(
@@ -495,7 +500,7 @@ class RoundRunner:
         plan: plan_pb2.Plan,
         decision: RoundDecision,
         document: RoundDocument,
-        late: LateClusters,
+        late: Held[RoundClusters],
         masking: MaskingCalls | None,
         *,
         evaluation_only: bool,
@@ -504,8 +509,8 @@ class RoundRunner:
         index = plan.cluster_index
         unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
         evaluates = self._evaluates(0 if evaluation_only else self._job.training.local_steps)
-        if index in late.late:
-            if evaluates and index in late.failed:
+        if index in late.now.late:
+            if evaluates and index in late.now.failed:
                 self._count_nothing(index)
             return unprepared
         commit = self._commit
@@ -526,32 +531,33 @@ class RoundRunner:
 
         def on_progress(progress: job_pb2.RoundProgress) -> None:
             if progress.training_began:
-                late.training_began()
+                late.change(round_clusters.train, time.monotonic())
             unprepared.summary.CopyFrom(job_pb2.RoundSummary(stages=progress.stages))
 
         try:
             prepared = self._clusters.run(request, on_progress)
         except CollapipeError as error:
-            if index in late.late:
+            if index in late.now.late:
                 return unprepared
             if not self._going_on.without(index, error, late, self._commit.num_rounds):
                 raise
             if evaluates:
                 self._count_nothing(index)
             return unprepared
-        return prepared if late.ended(index) else unprepared
+        return prepared if late.decide(round_clusters.end, index) else unprepared
 
     def _count_nothing(self, index: int) -> None:
         """Lets the evaluation go on without a cluster that fails."""
         self._clusters.count(index, job_pb2.EvaluationSums(), self._commit.num_rounds)
 
-    def _meanwhile(self, late: LateClusters, attempt: plan_pb2.Attempt) -> None:
+    def _meanwhile(self, late: Held[RoundClusters], attempt: plan_pb2.Attempt) -> None:
         """Ends late clusters, and stores when the candidate is copied."""
         self.store_copied()
+        late.change(round_clusters.look, time.monotonic())
         if self._job.may_leave_out_clusters:
-            self._clusters.stop(late.decide())
+            self._clusters.stop(late.now.to_end)
         else:
-            self._clusters.end_training(late.decide(), attempt)
+            self._clusters.end_training(late.now.to_end, attempt)
 
     def _commit_round(
         self,
@@ -596,6 +602,18 @@ class RoundRunner:
             self._began_with,
             has_failed=self._progress.document.attempt > 0,
         )
+
+
+def round_rules(job: JobConfig) -> RoundRules:
+    """Returns what a job says about late clusters."""
+    schedule = job.schedule
+    return RoundRules(
+        job.clusters,
+        schedule.min_clusters,
+        schedule.round_deadline_seconds if job.has_deadline else None,
+        may_leave_out=job.may_leave_out_clusters,
+        ends_early=schedule.late_clusters == "end_early",
+    )
 
 
 def _check_rows(

@@ -488,7 +488,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         except Exception:  # What it has must be free for others in any case.
             logger.exception("job %s ended without an outcome", entry.job_id)
         if isinstance(entry, JobRunner):
-            self._store_events(entry.job_id)
+            self._store_events(entry)
         self._jobs.grants.end_attempt(entry.host_clusters)
         with self._changed:
             del self._running[entry]
@@ -499,10 +499,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             self._delete_expired()
             self._changed.notify_all()
 
-    def _store_events(self, job_id: str) -> None:
-        """Stores the events of a job that is over, for reports after a restart."""
+    def _store_events(self, runner: JobRunner) -> None:
+        """Stores the events of a run that is over, for reports after a restart. The job may have been resumed meanwhile."""
+        job_id = runner.job_id
         try:
-            events = events_of(self._jobs.get(job_id), self._jobs, self.log(job_id))
+            events = events_of(self._jobs.get(job_id), self._jobs, runner.log)
             self._jobs.save_events(job_id, events or [])
         except (CollapipeError, OSError):
             logger.exception("the events of job %s could not be stored", job_id)

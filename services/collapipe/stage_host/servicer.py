@@ -5,6 +5,7 @@ A session or a stream of an older attempt is refused.
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -35,6 +36,12 @@ from collapipe.v1 import plan_pb2, stage_pb2, stage_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
+_TURN_SECONDS = 600.0
+"""How long a session waits for the end of the previous one, which ends after one computation."""
+
+_MOST_KEPT_ATTEMPTS = 4096
+"""Latest attempts that are remembered. Grants refuse attempts that are older than the present one of their cluster, too."""
+
 _MOST_COMMANDS = 16
 """A control unit is at most one step ahead of its stages."""
 
@@ -53,14 +60,25 @@ class _AdmittedSession:
     has_upstream: bool = False
     """Whether the previous stage has opened its stream."""
 
-    def wait_for_turn(self) -> None:
-        """Waits until the previous session has ended, because both change the same units.
+    def wait_for_turn(self, host_id: str) -> None:
+        """Waits until all previous sessions have ended, because all change the same units.
 
-        The previous session was stopped, so this takes no longer than one computation, or one chunk of a transfer.
+        They were stopped, so this takes no longer than one computation, or one chunk of a transfer.
+
+        Raises:
+            PeerLostError: It takes too long.
+            CancelledError: This session has ended.
         """
-        if self.predecessor is not None:
-            self.predecessor.ended.wait()
-            self.predecessor = None
+        until = time.monotonic() + _TURN_SECONDS
+        while (before := self.predecessor) is not None:
+            if not before.ended.wait(until - time.monotonic()):
+                raise PeerLostError(
+                    host_id,
+                    f"{host_id} still computes for the attempt before, {_TURN_SECONDS:.0f} s after it was stopped: restart {host_id}",
+                )
+            self.predecessor = before.predecessor  # Set if that session ended before its turn.
+        if self.ended.is_set():
+            raise CancelledError("the session ended before its turn")
 
     def stop(self, reason: CollapipeError) -> None:
         """Makes the session end with `reason`, whatever it is doing."""
@@ -69,9 +87,8 @@ class _AdmittedSession:
         self.commands.close()
 
     def end(self) -> None:
-        """Closes the session, once. Waits for its turn first, because closing drops units."""
+        """Closes the session, once. Before its turn, it has no units."""
         if not self.ended.is_set():
-            self.wait_for_turn()
             self.session.close()
             self.ended.set()
 
@@ -128,7 +145,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
 
         def work(emit: Emit) -> None:
             try:
-                admitted.wait_for_turn()
+                admitted.wait_for_turn(host_id)
                 emit(stage_pb2.RunStageResponse(configured=session.configure()))
                 threading.Thread(target=receive_commands, name="commands", daemon=True).start()
                 for command in admitted.commands:
@@ -193,7 +210,10 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                     f"newer than round {latest.round_index}, attempt {latest.attempt}, which was served already"
                 )
             predecessor = admitted.predecessor = self._admitted.get(configure.host_cluster)
+            self._latest.pop((cluster_index, attempt.job_id), None)  # It becomes the newest one.
             self._latest[cluster_index, attempt.job_id] = attempt
+            if len(self._latest) > _MOST_KEPT_ATTEMPTS:
+                del self._latest[next(iter(self._latest))]
             self._admitted[configure.host_cluster] = admitted
         if predecessor is not None:
             name = (

@@ -249,3 +249,21 @@ def test_tokens_of_no_answer_under_way_are_refused(found: Frame) -> None:
             lambda number, token: True,
             feeds_back=True,
         )
+
+
+def test_attempt_that_was_aborted_before_it_is_configured_opens_no_session() -> None:
+    pipeline = ClusterPipeline.__new__(ClusterPipeline)
+    local = SimpleNamespace(abort=lambda reason: None, close=lambda: None)
+    first, other = Stage(host_id="control-unit"), Stage(host_id="device")
+    vars(pipeline).update(
+        _aborted=None,
+        _abort_lock=threading.Lock(),
+        _local=local,
+        _remotes=[],
+        _stages=[first, other],
+    )
+    pipeline.abort(CancelledError("the caller went away"))
+    with pytest.raises(CancelledError, match="went away"):
+        pipeline.configure()
+    assert pipeline._remotes == []
+    pipeline.close()

@@ -2,7 +2,9 @@
 
 import itertools
 import stat
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from reference.tiny_jobs import CLASSES, WORDS, make_job
 from collapipe.control_unit import moment_copy
 from collapipe.errors import PeerLostError
 from collapipe.job import JobConfig
+from collapipe.v1 import plan_pb2
+from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.transfer import store_blob
 
 from .clusters import (
@@ -200,3 +204,33 @@ def test_whole_change_of_a_round_has_the_bound(make_cluster: MakeCluster, tmp_pa
     changes = [(after[name] - before[name]).double().reshape(-1) for name in after]
     # Each unit would change by more than its share of the bound.
     assert float(torch.cat(changes).norm()) == pytest.approx(0.25, rel=1e-4)
+
+
+def test_copy_that_was_cancelled_inside_a_blob_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_copying, may_end = threading.Event(), threading.Event()
+
+    def store(*arguments: Any) -> None:
+        is_copying.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(moment_copy, "store_blob", store)
+    resources = SimpleNamespace(host_id="control-unit", channels=None)
+    candidate = plan_pb2.ClusterState(units=[plan_pb2.UnitState(optimizer_digest="1" * 64)] * 2)
+    stages = [plan_pb2.Stage(host_id="device", address="127.0.0.1:1", stop_unit=2)]
+    copy = moment_copy.MomentCopy(
+        candidate,
+        stages,
+        "127.0.0.1:2",
+        resources,
+        BlobStore(tmp_path),
+        1.0,  # type: ignore[arg-type]
+    )
+    copy.start()
+    assert is_copying.wait(60)
+    copy.cancel()
+    assert copy.has_failed
+    may_end.set()
+    assert copy.wait(60)
+    assert copy.has_failed and not copy.is_complete

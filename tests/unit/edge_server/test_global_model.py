@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from collapipe.edge_server import stored_documents
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import (
     CollapipeError,
@@ -512,3 +513,26 @@ def test_export_loads_with_transformers(edge: Edge, tmp_path: Path) -> None:
     for name, tensor in edge.weights(commit.global_units).items():
         assert torch.equal(loaded[name], tensor), name
     assert len(AutoTokenizer.from_pretrained(folder)("w1 w2")["input_ids"]) >= 2
+
+
+def test_pushes_read_each_commit_once(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read = 0
+
+    original = stored_documents.read_commit
+
+    def count(directory: Path) -> Commit | None:
+        nonlocal num_read
+        num_read += 1
+        return original(directory)
+
+    monkeypatch.setattr(stored_documents, "read_commit", count)
+    edge.run_round()
+    digest = edge.model.commit().global_units[0].weights_digest
+    num_read = 0
+    for _ in range(5):
+        edge.model.check_is_next(Attempt(job_id="job", round_index=1, attempt=2))
+        assert edge.model.global_weights(0, digest).exists()
+    assert num_read <= 1
+    edge.run_round(1)
+    with pytest.raises(WrongStateError, match="2 rounds are committed"):
+        edge.model.check_is_next(Attempt(job_id="job", round_index=1, attempt=2))

@@ -1,12 +1,14 @@
 """Two levels: the root, which every process trusts, and the issuing authority, which signs certificates."""
 
+from typing import Any
+
 import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from collapipe.certificates import Role, pki
+from collapipe.certificates import Role, pki, signatures
 from collapipe.certificates.revoked_keys import sign_list
 from collapipe.certificates.signatures import Signer, check_signature
 from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError, WrongStateError
@@ -216,3 +218,26 @@ def _with_other_bytes(certificate: x509.Certificate) -> x509.Certificate:
     made = pki.read_certificate(b"\x30\x82" + size.to_bytes(2, "big") + body + bits)
     assert made != certificate and made.public_key() == certificate.public_key()
     return made
+
+
+def test_each_signature_of_many_clusters_is_verified_once(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each round, a host sees the grant of each cluster with every push."""
+    verified = 0
+
+    def public_key_of(certificate: Any) -> Any:
+        nonlocal verified
+        verified += 1
+        return pki.public_key_of(certificate)
+
+    monkeypatch.setattr(signatures, "public_key_of", public_key_of)
+    server = authority.security("scheduler:server")
+    assert server.key is not None and server.certificate is not None
+    own = Signer(server.key.read_bytes(), server.certificate.read_bytes())
+    grants = [f"grant {number}".encode() for number in range(200)]
+    signed = [(grant, own.sign(grant), own.certificate) for grant in grants]
+    for _ in range(2):
+        for each in signed:
+            check_signature(*each, authority.path.read_bytes(), Role.SCHEDULER)
+    assert verified == len(grants)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import JobConfig
+from collapipe.scheduler import host_registry
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
@@ -352,3 +353,17 @@ def test_many_hosts_that_change_at_once_are_told_together(watched: Watched) -> N
         watched.register(name, "second")
     assert watched.missing.look(set(names), (), {}) == []
     assert watched.told == [("HOST_LOST", " ".join(names)), ("HOST_BACK", " ".join(names))]
+
+
+def test_host_that_is_silent_for_longest_is_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_registry, "_MOST_HOSTS", 3)
+    clock = Clock()
+    registry = HostRegistry(clock)
+    for number in range(5):
+        clock.now += 1
+        registry.register(Host(host_id=f"device-{number}", incarnation="1"))
+        if number:
+            registry.heartbeat("device-1", "1")
+    assert {host.host_id for host in registry.heard()} == {"device-1", "device-3", "device-4"}

@@ -592,3 +592,36 @@ def test_damaged_list_of_deletions_is_refused_with_its_path(tmp_path: Path, cont
         DeletedJobs(tmp_path)
     (tmp_path / "deleted.json").unlink()
     assert DeletedJobs(tmp_path).after(0) == ([], 0)
+
+
+def test_job_that_was_resumed_before_its_end_was_stored_stays_resumed(
+    store: JobStore, tmp_path: Path
+) -> None:
+    config = named("job")
+    ended = store.create(config)
+    ended.state = scheduler_pb2.JOB_STATE_FAILED
+    resumed = store.reopen(config)
+    store.save(ended)  # The run that has ended stores its end late.
+    assert store.get(ended.job_id) is resumed
+    (found,) = JobStore(tmp_path).all()
+    assert (found.state, found.attempt) == (scheduler_pb2.JOB_STATE_QUEUED, 1)
+
+
+def test_deletions_are_told_as_they_were_at_one_moment(tmp_path: Path) -> None:
+    class Changing(DeletedJobs):
+        """Another job is deleted whenever its document has been looked at."""
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "_document":
+                number = value["num_deletions"]
+                job_ids = [*value["job_ids"], f"job-{number}"]
+                self._document = {"num_deletions": number + 1, "job_ids": job_ids}
+            return value
+
+    deleted = Changing(tmp_path)
+    num_told, told = 0, []
+    for _ in range(3):
+        job_ids, num_told = deleted.after(num_told)
+        told += job_ids
+    assert told == [f"job-{number}" for number in range(num_told)]

@@ -3,24 +3,28 @@
 import math
 import threading
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
+import grpc
 import pytest
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
-from collapipe.errors import InvalidInputError, PeerLostError
+from collapipe.errors import CancelledError, InvalidInputError, PeerLostError
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler import profiling
+from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import link_pairs
 from collapipe.telemetry.estimates import ClusterEstimate, Estimates, HostEstimate, LinkEstimate
+from collapipe.v1 import link_pb2_grpc
 from collapipe.v1.link_pb2 import MeasureLinkRequest, MeasureLinkResponse
 from collapipe.v1.plan_pb2 import ModelSpec
 from collapipe.v1.profile_pb2 import ProfileBlockResponse
 
-from .jobs import hosts, job
+from .jobs import hosts, job, serving
 
 UNREACHABLE = "device-1"
 
@@ -58,11 +62,10 @@ class Probed:
 
 
 def test_every_link_is_probed_while_no_host_takes_part_in_two_probes_at_a_time(
-    channels: ChannelPool, monkeypatch: pytest.MonkeyPatch
+    channels: ChannelPool,
 ) -> None:
     probed, of = Probed(), hosts(num_devices=4)
-    monkeypatch.setattr(profiling, "call", probed.call)
-    found = profiling.probe_links(of, channels)
+    found = profiling.probe_links(of, channels, probed.call)
     pairs = link_pairs(of.clusters[0], of.edge_server)
     assert found.keys() == {f"{sender}>{receiver}" for sender, receiver in pairs}
     assert probed.clashes == []
@@ -81,10 +84,9 @@ def test_every_link_is_probed_while_no_host_takes_part_in_two_probes_at_a_time(
     ],
 )
 def test_link_with_an_impossible_rate_is_not_used(
-    channels: ChannelPool, monkeypatch: pytest.MonkeyPatch, answer: MeasureLinkResponse
+    channels: ChannelPool, answer: MeasureLinkResponse
 ) -> None:
-    monkeypatch.setattr(profiling, "call", lambda *_: answer)
-    found = profiling.probe_links(hosts(), channels)
+    found = profiling.probe_links(hosts(), channels, lambda *_: answer)
     assert {link.capacity_bps for link in found.values()} == {0.0}
 
 
@@ -100,15 +102,11 @@ def test_link_with_an_impossible_rate_is_not_used(
     ],
 )
 def test_host_with_an_impossible_profile_is_named(
-    channels: ChannelPool,
-    monkeypatch: pytest.MonkeyPatch,
-    answer: ProfileBlockResponse,
-    words: str,
+    channels: ChannelPool, answer: ProfileBlockResponse, words: str
 ) -> None:
-    monkeypatch.setattr(profiling, "call", lambda *_: answer)
     config = job(more={"schedule": {"strategy": "proportional"}})
     with pytest.raises(PeerLostError, match=f"device-0 sent .*{words}") as raised:
-        profiling.profile_hosts(config, ModelSpec(), hosts(), channels)
+        profiling.profile_hosts(config, ModelSpec(), hosts(), channels, lambda *_: answer)
     assert raised.value.host_id == "device-0"
 
 
@@ -392,3 +390,34 @@ def test_small_transfers_do_not_change_the_rate_of_weights() -> None:
     ):
         known.update_weights_rates({"device-0>edge-server": (num_bytes, seconds)})
         assert push_bps(known) == (expected and pytest.approx(expected))
+
+
+class Unending(link_pb2_grpc.LinkServiceServicer):
+    """A host whose probes have no end."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> MeasureLinkResponse:
+        self.num_begun += 1
+        self.has_begun.set()
+        self.may_end.wait(60)
+        return MeasureLinkResponse(goodput_bps=1e6)
+
+
+def test_probes_end_with_their_job(channels: ChannelPool) -> None:
+    """Those of a cancelled job would slow down the probes of the next one."""
+    slow, calls, of = Unending(), HostCalls(60.0), hosts(num_devices=2)
+    with serving(slow, link_pb2_grpc.add_LinkServiceServicer_to_server) as address:
+        for host in of.by_id.values():
+            host.address = address
+        with ThreadPoolExecutor(1) as executor:
+            probed = executor.submit(profiling.probe_links, of, channels, calls.ask)
+            assert slow.has_begun.wait(60)
+            calls.cancel("a person cancelled the job")
+            with pytest.raises(CancelledError, match="a person"):
+                probed.result(60)
+        slow.may_end.set()
+        num_begun = slow.num_begun
+        assert num_begun <= len(of.by_id) // 2

@@ -193,7 +193,7 @@ def test_telemetry_goes_on_when_the_clock_was_set_back() -> None:
 def restart(stored: PlannerState, of: JobHosts, config: JobConfig | None = None) -> Planner:
     """Makes a planner from a stored state, which may profile no host."""
     telemetry = Telemetry(Source(now=Clock()), 1.0)
-    return Planner.for_job(config or job(), None, SIZES, of, None, telemetry, stored)  # type: ignore[arg-type]
+    return Planner.for_job(config or job(), None, SIZES, of, None, None, telemetry, stored)  # type: ignore[arg-type]
 
 
 def test_restarted_planner_continues_with_queues_plans_and_profile() -> None:

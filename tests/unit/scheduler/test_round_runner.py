@@ -17,14 +17,16 @@ from pydantic import ValidationError
 from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputError, WrongStateError
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import LEAST_NOISE, JobConfig
+from collapipe.job_life import round_clusters
+from collapipe.job_life.round_clusters import RoundClusters
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
+from collapipe.scheduler.held import Held
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
 from collapipe.scheduler.knowledge import Knowledge
-from collapipe.scheduler.late_clusters import LateClusters
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
 from collapipe.scheduler.restore_points import becomes_candidate
@@ -212,23 +214,23 @@ def run_to_commit(
             plan: Plan,
             decision: Any,
             recorded: RoundDocument,
-            late: LateClusters,
+            late: Held[RoundClusters],
             masking: Any,
             *,
             evaluation_only: bool,
         ) -> RoundPrepared:
             index = plan.cluster_index
-            if index not in late.late:
+            if index not in late.now.late:
                 trained.append(index)
-                late.training_began()
+                late.change(round_clusters.train, 0.0)
                 if index in ended:
                     began.wait(LIMIT_SECONDS)
-                    late.ended(index)
+                    late.decide(round_clusters.end, index)
                     have_ended.wait(LIMIT_SECONDS)
-                    late.decide()
+                    late.change(round_clusters.look, 60.0)
                     is_decided.set()
                 else:
-                    assert is_decided.wait(LIMIT_SECONDS) and index in late.decide()
+                    assert is_decided.wait(LIMIT_SECONDS) and index in late.now.to_end
             summary = RoundSummary(local_steps=1)
             return RoundPrepared(state=ClusterState(cluster_index=index), summary=summary)
 
@@ -243,7 +245,9 @@ def run_to_commit(
             assert store.round(document.job_id, 0).late_clusters == left_out
             raise CommitReachedError
 
-        def _masking(self, attempt: Attempt, recorded: RoundDocument, late: LateClusters) -> Any:
+        def _masking(
+            self, attempt: Attempt, recorded: RoundDocument, late: Held[RoundClusters]
+        ) -> Any:
             assert recorded.total_samples == 2 * (5 + 6 + 7)
             return Masks(store, document.job_id)
 

@@ -16,6 +16,7 @@ from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler import model_use
 from collapipe.scheduler import servicer as scheduler_servicer
+from collapipe.scheduler.events import Event
 from collapipe.scheduler.host_registry import EDGE_SERVER, HostRegistry
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
@@ -407,3 +408,16 @@ def test_job_whose_model_is_used_does_not_go_back(
     scheduler.wait_until_unused(ended)
     edge.may_go_on.set()
     assert scheduler.go_back(ended) == 1
+
+
+def test_events_of_a_run_are_kept_if_the_job_is_resumed_at_once(scheduler: Scheduler) -> None:
+    job_id = scheduler.submit("job")
+    scheduler.wait_until_runs(job_id)
+    runner = scheduler.servicer._runners[job_id]
+    runner.log.publish(Event(data_note=scheduler_pb2.DataNote(message="said by the first run")))
+    document = scheduler.jobs.get(job_id)
+    document.state = scheduler_pb2.JOB_STATE_FAILED  # The run has not told the scheduler yet.
+    scheduler.submit("job", resume=True)
+    scheduler.servicer._store_events(runner)
+    events = scheduler.jobs.find_events(job_id)
+    assert events and any("said by the first run" in event["text"] for event in events)

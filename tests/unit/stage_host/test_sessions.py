@@ -16,6 +16,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.rpc import Security, serve
+from collapipe.stage_host import servicer as stage_servicer
 from collapipe.stage_runtime.compute_lock import COMPUTE_LOCK
 from collapipe.traffic_shaping.outgoing_links import LinkShare
 from collapipe.v1.blob_pb2 import FetchBlobRequest, FetchBlobResponse
@@ -390,3 +391,31 @@ def test_impossible_privacy_is_refused(host: StageHost, privacy: UpdatePrivacy) 
         configure.privacy.secrets.extend([bytes(32)] * len(configure.units))
     with pytest.raises(InvalidInputError, match="nan as noise|-1.0 as clip|65 characters"):
         host.open(configure).next()
+
+
+def test_host_that_computes_on_without_an_end_is_named(
+    host: StageHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_servicer, "_TURN_SECONDS", 0.2)
+    computing = host.ready()
+    computing.run_step(0)
+    computing.waits_for("forward frame")
+    with COMPUTE_LOCK:  # The first session computes.
+        host.stream(computing.configure).send_frame(activation_frame())
+        computing.waits_for_nothing()
+        for attempt in (1, 2):
+            failed = host.open(host.configure(attempt)).expect("failed").failed
+            assert failed.blamed_host_id == host.resources.host_id
+            assert "still computes" in failed.message
+    assert_alive(host.ready(3))
+
+
+def test_few_latest_attempts_are_remembered(
+    host: StageHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_servicer, "_MOST_KEPT_ATTEMPTS", 2)
+    for name in ("first", "second", "third"):
+        session = host.ready(job_id=name)
+        session.close()
+        assert session.next() is None
+    assert [job_id for _, job_id in host.servicer._latest] == ["second", "third"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,7 +34,7 @@ from collapipe.v1.job_pb2 import BlobSource
 from collapipe.v1.plan_pb2 import Attempt
 from collapipe.weights import transfer
 from collapipe.weights.blob_cache import BlobCache
-from collapipe.weights.blob_store import BlobStore, JobStores
+from collapipe.weights.blob_store import BlobStore, JobStores, StoredBlob
 from collapipe.weights.tensor_blob import TensorBlob
 from collapipe.weights.transfer import BlobServicer, fetch_blob, fetch_vocabulary, push_unit
 
@@ -440,3 +441,19 @@ def test_silent_edge_server_is_lost(channels: ChannelPool, start: Start, tmp_pat
     with pytest.raises(PeerLostError, match="unit 0"):
         push_unit(channels, start(edge), UNIT, BLOB, silence_seconds=0.01)
     edge.goes_on.set()
+
+
+def test_blob_is_in_memory_once_while_it_is_fetched(
+    channels: ChannelPool, start: Start, tmp_path: Path
+) -> None:
+    store = BlobStore(tmp_path)
+    data = bytes(32 << 20)
+    digest = store.put_bytes(data)
+    address = start(BlobServicer(lambda digest: StoredBlob(store, digest)))
+    tracemalloc.start()
+    try:
+        assert fetch_blob(channels, digest, [address]) == data
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1.6 * len(data)  # Pieces that are joined at the end take twice the size.

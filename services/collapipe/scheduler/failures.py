@@ -1,0 +1,50 @@
+"""Says of errors what kind of failure they are, and why a job does not try again, in words."""
+
+from collapipe.errors import (
+    AttemptFailedError,
+    CollapipeError,
+    CorruptDataError,
+    DivergedError,
+    InfeasibleError,
+    NotFoundError,
+    PeerFaultyError,
+    PeerLostError,
+    WrongStateError,
+)
+from collapipe.job_life.tries import Failure, GivesUp, Kind, Tries
+
+_PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError, OSError)
+
+
+def failure_of(error: CollapipeError | OSError, *, lacks_hosts: bool) -> Failure:
+    """Returns the failure that ended an attempt with an error.
+
+    Args:
+        lacks_hosts: As in `Failure`.
+    """
+    if isinstance(error, PeerFaultyError):
+        kind = Kind.HOST_REFUSES if error.refuses else Kind.HOST_FAULTY
+        return Failure(kind, error.host_id, lacks_hosts)
+    if isinstance(error, PeerLostError):
+        return Failure(Kind.HOST_LOST, error.host_id, lacks_hosts)
+    if isinstance(error, DivergedError):
+        return Failure(Kind.NOT_FINITE, error.host_id, lacks_hosts)
+    if isinstance(error, InfeasibleError):
+        return Failure(Kind.NO_PLAN, "", lacks_hosts)
+    kind = Kind.PASSING if isinstance(error, _PASSING) else Kind.LASTING
+    return Failure(kind, "", lacks_hosts)
+
+
+def say_end(why: GivesUp, tries: Tries) -> str:
+    """Says why a job does not try again; empty if its last error says so itself."""
+    attempts = f"{tries.num_failures} attempt{'s' * (tries.num_failures != 1)}"
+    match why:
+        case GivesUp.FAULTY_TOO_OFTEN:
+            return "the job is given up, because the same host has ended several attempts by wrong answers"
+        case GivesUp.NOT_FINITE_AGAIN:
+            return "the job is given up, because such values came back in another attempt"
+        case GivesUp.TOO_MANY_REPEATS:
+            return f"the job is given up, because it has repeated rounds {tries.num_repeats} times and got no further"
+        case GivesUp.TIME_IS_OVER if tries.limit_seconds:
+            return f"the job is given up after {attempts} without a commit, because the time for further ones is over"
+    return ""
