@@ -96,7 +96,7 @@ _TRAINING = {"local_steps": 2, "replicate_every": 1}
 def main() -> int:
     """Runs both jobs and the attacker, and prints tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=800, help="those of each honest job")
+    parser.add_argument("--rounds", type=int, default=1150, help="those of each honest job")
     parser.add_argument("--attacks", nargs="*", choices=[each.__name__ for each in ATTACKS])
     parser.add_argument("--window", type=float, default=60.0, help="seconds of a part")
     options = parser.parse_args()
@@ -348,6 +348,8 @@ def print_usage(
 
 def print_processors(windows: Mapping[bool, Sequence[Window]]) -> None:
     """Prints which share of a core every process has used."""
+    if not all(windows.values()):
+        return
     print("\n| process | share of a core at rest | under attack |\n|---|---|---|")
     for name in windows[False][0].processor_seconds:
         shares = (
@@ -600,8 +602,12 @@ def touch_jobs_of_others(reach: Reach, number: int) -> Calls:
 def _call(method: Any, request: Any) -> None:
     answer = method(request, timeout=_CALL_SECONDS)
     if isinstance(answer, Iterator):
-        for _ in answer:
-            pass
+        _read(answer)
+
+
+def _read(answers: Iterator[Any]) -> None:
+    for _ in answers:
+        pass
 
 
 def read_without_end(reach: Reach, number: int) -> Calls:
@@ -629,7 +635,7 @@ def watch_many_times(reach: Reach, number: int) -> Calls:
     ]
     try:
         for call in calls:
-            yield "watching a job", partial(list, call)
+            yield "watching a job", partial(_read, call)
     finally:
         for call in calls:
             call.cancel()

@@ -11,10 +11,12 @@ from pydantic import ValidationError
 from collapipe import health_check
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig, ScheduleConfig
+from collapipe.job_life import tries
 from collapipe.neighbour_streams import link_probe
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, Security, server
 from collapipe.rpc.options import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
-from collapipe.scheduler import host_registry, model_use, profiling, retries
+from collapipe.rpc.processor_shares import LONGEST_WAIT_SECONDS
+from collapipe.scheduler import host_registry, model_use, profiling
 from collapipe.stage_host import registration
 from collapipe.weights import transfer
 from collapipe_client.client import CollaPipeClient
@@ -30,7 +32,7 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
     answer = registration._DEADLINE_SECONDS + registration._RETRY_SECONDS
     lost = host_registry.SILENCE_SECONDS
     probe, profile = link_probe._DEADLINE_SECONDS, profiling._PROFILE_SECONDS
-    longest_wait = retries._LONGEST_WAIT_SECONDS
+    longest_wait = tries._LONGEST_WAIT_SECONDS
     orders = {
         "a single late sign of life ends no call": (2 * SIGN_OF_LIFE_SECONDS, shortest_silence),
         "one heartbeat without an answer loses no host": (
@@ -44,10 +46,11 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
             model_use._LATE_HOST_SECONDS,
         ),
         "a job waits for hosts that register again": (lost, schedule.wait_for_hosts_seconds),
-        "a job tries again after its longest wait": (longest_wait, retries._OTHER_SECONDS),
-        "a lost host may take longest": (retries._OTHER_SECONDS, schedule.retry_seconds),
+        "a job tries again after its longest wait": (longest_wait, tries._OTHER_SECONDS),
+        "a lost host may take longest": (tries._OTHER_SECONDS, schedule.retry_seconds),
         "a probe names the end that is silent": (link_probe._SILENCE_SECONDS, probe),
         "a probe ends before its caller gives up": (probe, profiling._PROBE_SECONDS),
+        "a probe waits for its share": (LONGEST_WAIT_SECONDS, link_probe._SILENCE_SECONDS),
         "a profile is within the tries of a job": (profile, schedule.retry_seconds),
         "a silent transfer ends before its connection": (
             transfer.DEFAULT_SILENCE_SECONDS,

@@ -6,6 +6,7 @@ They are checked when they are read, so that a damaged one is named and nothing 
 import math
 import os
 import re
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -115,8 +116,12 @@ def read_head(directory: Path) -> CommitHead | None:
         found = os.stat(directory / "commit.json")
     except FileNotFoundError:
         return None
-    # Another commit is another file.
-    return _read_head(directory, found.st_ino, found.st_mtime_ns, found.st_size)
+    # Another commit is another file. Of pushes that come together, one reads it.
+    with _one_reads:
+        return _read_head(directory, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+_one_reads = threading.Lock()
 
 
 @lru_cache(maxsize=256)

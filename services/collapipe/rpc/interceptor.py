@@ -23,7 +23,7 @@ from collapipe.rpc.permissions import (
     check_not_revoked,
     check_permitted,
 )
-from collapipe.rpc.processor_shares import Meter, ProcessorShares
+from collapipe.rpc.processor_shares import CALL_SECONDS, Meter, ProcessorShares
 from collapipe.rpc.refusal_log import RefusalLog
 from collapipe.rpc.silent_calls import SilentCalls
 from collapipe.rpc.status import details, explain_unexpected, to_code, trailing_metadata
@@ -75,9 +75,16 @@ _HEARTBEAT = f"{_SCHEDULER}Heartbeat"
 
 _WITHOUT_A_SHARE = (_HEARTBEAT, f"{_SCHEDULER}UseModel")
 """The methods of the scheduler that count for no share of the processor: a sign of life, and what uses a model for long."""
-_CALL_SECONDS, _PROBE_SECONDS = 0.0005, 0.2
-"""What a call counts for its caller besides the time of its thread. gRPC uses the former in other threads, as measured with
-calls that are refused. A probe of a link uses less than the latter, but a host needs few of them."""
+_ADVANCE_SECONDS = {
+    _PROBE: 0.2,  # It uses less, but a host needs few of them.
+    **{
+        f"{_SCHEDULER}{name}": 0.05
+        for name in ("GetRecords", "GetTrace", "ExplainDecision", "ReplayDecision")
+    },
+}
+"""What calls count for their callers as soon as they begin, so that many at once do not all begin for free."""
+_WATCH_SECONDS = 5.0
+"""How long a call that watches a job counts. It sends what was kept, and then only what is new, which is limited where it arises."""
 
 
 class CallInterceptor(grpc.ServerInterceptor):
@@ -201,6 +208,7 @@ class CallInterceptor(grpc.ServerInterceptor):
         key = method, caller
         with self._lock:
             if self._running[key] >= most:
+                self._shares.used(caller, CALL_SECONDS)
                 raise PeerLostError(
                     "",
                     f"{caller} has {most} calls of {method}, and may not have more: try again when one has ended",
@@ -250,14 +258,15 @@ class CallInterceptor(grpc.ServerInterceptor):
         meter = None
         try:
             caller = caller_name(context)
+            try:
+                self._check_permitted(method, context)
+            except NotPermittedError:
+                if method != _HEARTBEAT:  # Those of honest hosts must not be late.
+                    self._shares.refuse(caller)
+                raise
+            self.connections.check(caller, context.peer())
             with self._counted(method, caller, most):
-                try:
-                    self._check_permitted(method, context)
-                except NotPermittedError:
-                    self._take_share(method, caller)
-                    raise
-                self.connections.check(caller, context.peer())
-                if _has_share(method):
+                if has_share(method):
                     meter = self._take_share(method, caller)
                 yield meter
         # An error refers to this frame. If a variable of this frame kept the error, both would stay until Python looks for
@@ -279,13 +288,14 @@ class CallInterceptor(grpc.ServerInterceptor):
             check_not_revoked(context, self._revoked)
 
     def _take_share(self, method: str, caller: str) -> Meter:
-        """Waits until a caller may use the processor, and counts a call; raises `PeerLostError` if that would take too long."""
-        self._shares.wait(caller)
-        seconds = _PROBE_SECONDS if method == _PROBE else _CALL_SECONDS
-        return Meter(self._shares, caller, seconds)
+        """Waits until a caller may use the processor; raises `PeerLostError` if that would take too long."""
+        advance = _ADVANCE_SECONDS.get(method, CALL_SECONDS)
+        self._shares.begin(caller, advance)
+        watches = method == f"{_SCHEDULER}WatchJob"
+        return Meter(self._shares, caller, advance, _WATCH_SECONDS if watches else None)
 
 
-def _has_share(method: str) -> bool:
+def has_share(method: str) -> bool:
     """Returns whether a call counts for its caller's share of the processor."""
     return method == _PROBE or (method.startswith(_SCHEDULER) and method not in _WITHOUT_A_SHARE)
 

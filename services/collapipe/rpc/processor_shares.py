@@ -5,27 +5,31 @@ Python runs one thread at a time, so the time that a thread uses for one caller 
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from collapipe.errors import PeerLostError
 
 SHARE = 0.1
-"""Part of a processor that one caller may use in the long run."""
+"""Part of a processor that one caller may use in the long run. Calls that run at the same time may use more for a while."""
 
 SAVED_SECONDS = 2.0
 """Processor time that a caller may use at once, if it has used little before."""
 
-LONGEST_WAIT_SECONDS = 10.0
-"""A call for which the caller would have to wait longer is refused."""
+LONGEST_WAIT_SECONDS = 8.0
+"""A call for which the caller would have to wait longer is refused. A host that asks for a probe gives up after 10 s."""
 
 REFUSED_AFTER_SECONDS = 2.0
 """A refusal comes so late, because a caller may try again at once."""
 
-_MOST_OWED_SECONDS = SAVED_SECONDS + 6 * LONGEST_WAIT_SECONDS * SHARE
-"""More is forgotten. So after a single call that takes long, the caller is free again within a minute."""
+MOST_WAITING = 2
+"""Calls of one caller that wait at a time. The others are refused at once, because those that wait keep threads from other callers."""
 
-_COUNTED_SECONDS = 5.0
-"""A stream counts for so long. After that, it only sends what is new, which is limited where it arises."""
+CALL_SECONDS = 0.0005
+"""What a call counts at least. gRPC uses as much in other threads, as measured with calls that are refused."""
+
+_MOST_OWED_SECONDS = SAVED_SECONDS + 60 * SHARE
+"""More is forgotten. So after a single call that takes long, the caller is free again within a minute."""
 
 _FEW_CALLERS = 1024
 """With more callers, those that owe nothing are forgotten, so that the table stays small."""
@@ -49,19 +53,30 @@ class ProcessorShares:
         self._lock = threading.Lock()
         self._free_at: dict[str, float] = {}
         """When each caller owes nothing any more. It owes what it used, and `SHARE` of each second pays it back."""
+        self._waiting: Counter[str] = Counter()
 
-    def wait(self, caller: str) -> None:
-        """Waits until a caller may go on; raises `PeerLostError` if that would take too long."""
+    def begin(self, caller: str, advance_seconds: float) -> None:
+        """Waits until a caller may go on, and counts what its call uses at least; raises `PeerLostError` if the wait is too long."""
         seconds = self._seconds_to_wait(caller)
-        if seconds > LONGEST_WAIT_SECONDS:
-            self._sleep(REFUSED_AFTER_SECONDS)
-            raise PeerLostError(
-                "",
-                f"{caller} has used more than its share of this process, which is {SHARE:.0%} of a processor: call less often, and try "
-                f"again in {seconds:.0f} s",
-            )
-        if seconds > 0:
-            self._sleep(seconds)
+        if seconds <= 0:
+            self.used(caller, advance_seconds)
+            return
+        may_wait = seconds <= LONGEST_WAIT_SECONDS
+        if self._wait(caller, seconds if may_wait else REFUSED_AFTER_SECONDS) and may_wait:
+            self.used(caller, advance_seconds)
+            return
+        self.used(caller, CALL_SECONDS)
+        raise PeerLostError(
+            "",
+            f"{caller} has used more than its share of this process, which is {SHARE:.0%} of a processor: call less often, and try again "
+            f"in {seconds:.0f} s",
+        )
+
+    def refuse(self, caller: str) -> None:
+        """Counts a call that is refused. Returns late if the caller owes much."""
+        self.used(caller, CALL_SECONDS)
+        if self._seconds_to_wait(caller) > 0:
+            self._wait(caller, REFUSED_AFTER_SECONDS)
 
     def used(self, caller: str, seconds: float) -> None:
         """Counts processor time for a caller."""
@@ -77,22 +92,54 @@ class ProcessorShares:
             owed = self._free_at.get(caller, 0.0) - self._clock()
         return owed - SAVED_SECONDS / SHARE
 
+    def _wait(self, caller: str, seconds: float) -> bool:
+        """Waits, unless `MOST_WAITING` calls of the caller do. Returns whether it has waited."""
+        with self._lock:
+            if self._waiting[caller] >= MOST_WAITING:
+                return False
+            self._waiting[caller] += 1
+        try:
+            self._sleep(seconds)
+        finally:
+            with self._lock:
+                self._waiting[caller] -= 1
+                if not self._waiting[caller]:
+                    del self._waiting[caller]
+        return True
+
 
 class Meter:
     """Counts the processor time of one call for its caller. One thread works on the call.
 
     Args:
-        call_seconds: What is counted for the call itself, at once.
+        advance_seconds: What was counted when the call began.
+        counted_seconds: For how long it counts after the first answer; `None` for all of its time.
     """
 
-    def __init__(self, shares: ProcessorShares, caller: str, call_seconds: float) -> None:
+    def __init__(
+        self,
+        shares: ProcessorShares,
+        caller: str,
+        advance_seconds: float,
+        counted_seconds: float | None = None,
+    ) -> None:
         self._shares, self._caller = shares, caller
-        self._counts_until = time.monotonic() + _COUNTED_SECONDS
+        self._advance_seconds = advance_seconds
+        self._counted_seconds = counted_seconds
+        self._counts_until: float | None = None
         self._used = time.thread_time()
-        shares.used(caller, call_seconds)
 
     def count(self) -> None:
         """Counts what the thread has used since the last time."""
         before, self._used = self._used, time.thread_time()
-        if time.monotonic() < self._counts_until:
-            self._shares.used(self._caller, self._used - before)
+        if self._counted_seconds is not None:
+            now = time.monotonic()
+            if self._counts_until is None:
+                self._counts_until = now + self._counted_seconds
+            if now > self._counts_until:
+                return
+        used = self._used - before
+        covered = min(used, self._advance_seconds)
+        self._advance_seconds -= covered
+        if used > covered:
+            self._shares.used(self._caller, used - covered)

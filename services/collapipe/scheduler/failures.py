@@ -40,7 +40,7 @@ def say_end(why: GivesUp, tries: Tries) -> str:
     attempts = f"{tries.num_failures} attempt{'s' * (tries.num_failures != 1)}"
     match why:
         case GivesUp.FAULTY_TOO_OFTEN:
-            return "the job is given up, because the same host has ended several attempts by wrong answers"
+            return "the job is given up, because the same host has ended several attempts by wrong answers or without progress"
         case GivesUp.NOT_FINITE_AGAIN:
             return "the job is given up, because such values came back in another attempt"
         case GivesUp.TOO_MANY_REPEATS:

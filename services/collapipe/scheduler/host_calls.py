@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from collapipe.errors import AttemptFailedError, CancelledError, CollapipeError
+from collapipe.errors import AttemptFailedError, CancelledError, CollapipeError, PeerLostError
 from collapipe.rpc import to_error, within_silence
 
 T = TypeVar("T")
@@ -102,7 +102,10 @@ class HostCalls:
             except grpc.FutureCancelledError:
                 raise CancelledError("another call failed") from None
             except grpc.RpcError as error:
-                raise to_error(error, host_id) from None
+                told = to_error(error, host_id)
+                if isinstance(told, CancelledError):  # The host says so, and not this job.
+                    told = PeerLostError(host_id, f"{host_id} ended its call: {told}")
+                raise told from None
 
     @contextmanager
     def _open(self, call: Any) -> Iterator[None]:

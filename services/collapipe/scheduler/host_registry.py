@@ -208,7 +208,7 @@ class HostRegistry:
             return [host for host in hosts if suspects or not self._is_left_out(host)]
 
     def registered(self) -> list[scheduler_pb2.Host]:
-        """Returns every host that ever registered, in registration order."""
+        """Returns every host that is known, in registration order."""
         with self._lock:
             return list(self._hosts.values())
 
@@ -218,7 +218,7 @@ class HostRegistry:
             return [h for h in self._hosts.values() if self._silence(h) <= SILENCE_SECONDS]
 
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
-        """Returns the state of every host that ever registered."""
+        """Returns the state of every host that is known."""
         with self._lock:
             return [self._status(host) for host in self._hosts.values()]
 

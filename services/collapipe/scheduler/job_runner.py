@@ -161,23 +161,23 @@ class JobRunner:
             else:
                 self._progress.set_state(scheduler_pb2.JOB_STATE_QUEUED, str(error))
         except CollapipeError as error:
-            message = self._registry.explain(error)
-            if self._gives_up is not None and (why := say_end(self._gives_up, self._tries)):
-                message = f"{message}; {why}"
-            self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
-            self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
+            self._give_up(self._registry.explain(error))
         except Exception as error:
             # A full disk or a bug must not leave the job without an outcome.
             logger.exception("job %s failed unexpectedly", self.job_id)
-            message = f"the scheduler failed: {type(error).__name__}: {error}; see its log"
-            self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
-            self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
+            self._give_up(f"the scheduler failed: {type(error).__name__}: {error}; see its log")
         finally:
             self._close_planner()
             # What still measures hosts would slow down the probes of the next job.
             self._calls.cancel("the job is over")
             self._events.close()
             SPANS.end_job(self.job_id)
+
+    def _give_up(self, message: str) -> None:
+        if self._gives_up is not None and (why := say_end(self._gives_up, self._tries)):
+            message = f"{message}; {why}"
+        self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
+        self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
 
     def _why_early(self) -> str:
         """Says why the job has succeeded with fewer rounds than asked for; empty if it has all rounds."""

@@ -67,7 +67,6 @@ class _AdmittedSession:
 
         Raises:
             PeerLostError: It takes too long.
-            CancelledError: This session has ended.
         """
         until = time.monotonic() + _TURN_SECONDS
         while (before := self.predecessor) is not None:
@@ -77,8 +76,6 @@ class _AdmittedSession:
                     f"{host_id} still computes for the attempt before, {_TURN_SECONDS:.0f} s after it was stopped: restart {host_id}",
                 )
             self.predecessor = before.predecessor  # Set if that session ended before its turn.
-        if self.ended.is_set():
-            raise CancelledError("the session ended before its turn")
 
     def stop(self, reason: CollapipeError) -> None:
         """Makes the session end with `reason`, whatever it is doing."""
