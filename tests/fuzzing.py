@@ -273,6 +273,7 @@ class RandomCalls:
         inputs: RandomInputs,
     ) -> None:
         self.outcome = Outcome()
+        self.num_turns = 0
         self._name = f"/{method.containing_service.full_name}/{method.name}"
         self._channel = channel
         self._open_channel = open_channel
@@ -289,6 +290,7 @@ class RandomCalls:
 
     def take_turn(self) -> None:
         """Makes up to `_TURN_CALLS` calls, and begins none after `_TURN_SECONDS`."""
+        self.num_turns += 1
         until = time.monotonic() + _TURN_SECONDS
         for _ in range(_TURN_CALLS):
             self._make_call()
@@ -381,7 +383,8 @@ def read_random_bytes(
 
 
 def take_turns(line: deque[RandomCalls], threads: int, messages: int, until: float) -> None:
-    """Makes calls in threads until so many messages are sent in all. Nobody has a second turn before all had one.
+    """Makes calls in threads until so many messages are sent in all, and everybody had a turn. Nobody has a second turn before all
+    had one.
 
     Args:
         line: Who has the next turns, in order. It goes on there when it is used again.
@@ -390,9 +393,9 @@ def take_turns(line: deque[RandomCalls], threads: int, messages: int, until: flo
     all_calls = list(line)
 
     def work() -> None:
-        while (
-            time.monotonic() < until
-            and sum(calls.outcome.messages for calls in all_calls) < messages
+        while time.monotonic() < until and (
+            sum(calls.outcome.messages for calls in all_calls) < messages
+            or any(not calls.num_turns for calls in all_calls)
         ):
             calls = line.popleft()
             calls.take_turn()
