@@ -10,7 +10,8 @@ class RoundRules:
 
     Args:
         min_clusters: A round is committed with the results of at least so many.
-        deadline_seconds: A cluster may train for so long; `None` if nobody is late.
+        deadline_seconds: Time from the start of the first cluster's training, after which the others may be late. `None` if there is
+            no deadline.
         may_leave_out: Whether a round may be committed without clusters that are late or fail.
         ends_early: Whether late clusters end their round with what they have, which then counts.
     """
@@ -31,9 +32,9 @@ class RoundClusters:
         failed: Those that have failed.
         may_fail: Whether the round may go on without further clusters that fail.
         may_be_late: Whether clusters may still become late.
-        overdue: Those that had not ended at the deadline.
+        overdue: Those that had not ended when the deadline had passed and `min_clusters` clusters had ended.
         began_at: When the first cluster began to train, in seconds from any fixed start.
-        ended: Those whose results count.
+        ended: Those that ended their round in time. Their results count unless they are in `failed`.
     """
 
     rules: RoundRules
@@ -48,9 +49,8 @@ class RoundClusters:
     @property
     def late(self) -> frozenset[int]:
         """The late clusters whose results do not count."""
-        if (
-            self.rules.ends_early
-        ):  # The rule may have been another one when the round was first committed.
+        if self.rules.ends_early:
+            # Late results count by this rule. The round may have been committed first by the other one.
             return self.left_out
         return self.left_out | self.overdue | self.failed
 

@@ -10,14 +10,16 @@ _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 15.0
 
 _OTHER_SECONDS = 60.0
-"""How long a job tries again after failures that are not about a lost host. Most of them come back with every attempt."""
+"""How long a job tries again after failures of other kinds than a lost, faulty or missing host. Most of them come back with every
+attempt."""
 
 _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed, or moving its restore point."""
 
 _MOST_FAULTS = 3
-"""Attempts that one host may end by wrong answers, or by signs of life without progress, before the job ends. So many may also
-end by values that are not finite: a host may be broken, but mostly the training diverges."""
+"""The job ends with the third attempt that one host ends by wrong answers or without progress. It also ends with the third attempt
+that ends with values that are not finite, or with the second one from the same host. A host may be broken, but mostly the training
+diverges."""
 
 
 class Kind(Enum):
@@ -79,12 +81,14 @@ class Tries:
         limit_seconds: How long the job may try without a commit. 0 means that it never tries again.
         num_failures: Failed attempts since the last commit.
         first_failure_at: Time of the first of them.
-        first_other_at: Time of the first of the present failures that are not about a lost host.
+        first_other_at: Time of the first failure of another kind than a lost, faulty or missing host, since the last commit or the last
+            failure of these kinds.
         ends_at: When the tries end, if the failures go on to be of the kind of the last one.
-        has_committed: Whether there was no failure since the last commit.
+        has_committed: Whether there was a commit since the last failure, or since the start.
         most_rounds: The most rounds that were ever committed.
-        most_restorable: The most rounds that the restore point had, as far as they count for repeats.
-        num_repeats: Failures after a commit that got no further.
+        most_restorable: The rounds of the restore point when the job last got further.
+        num_repeats: Failures since the job last got further. Of several failures without a commit between them, only the first one
+            counts.
         faults: Attempts that each host has ended by wrong answers or without progress.
         not_finite: Attempts that ended with values that are not finite, by the host that sent them.
     """
@@ -101,6 +105,12 @@ class Tries:
     faults: Mapping[str, int] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def seconds_of_tries(self) -> float:
+        """How long the job tries again after failures like the last one; 0 after a commit."""
+        first = self.first_failure_at if self.first_other_at is None else self.first_other_at
+        return 0.0 if self.ends_at is None or first is None else self.ends_at - first
+
     def seconds_left(self, now: float) -> float:
         """Returns how long the job may still wait for a host."""
         since = 0.0 if self.first_failure_at is None else now - self.first_failure_at
@@ -114,8 +124,8 @@ class Tries:
 def after_commit(tries: Tries, num_rounds: int, num_restorable: int) -> Tries:
     """Returns the state after a commit. Time limits start again.
 
-    The number of repeats starts again if there were never as many rounds, or if the restore point has moved on. The counts of faults
-    of hosts start again only in the first case.
+    The number of repeats becomes 0 if more rounds than ever are committed, or if the restore point has moved on. The counts of faults of
+    hosts become 0 only in the first case.
 
     Args:
         num_rounds: How many rounds are committed now.
@@ -181,7 +191,7 @@ def _counted(tries: Tries, failure: Failure, now: float) -> Tries:
 
 
 def _reason_to_end(tries: Tries, failure: Failure) -> GivesUp | None:
-    """Returns why a failure that was counted ends the job whenever it comes."""
+    """Returns why a failure ends the job, whatever time is left; `None` if it does not. The failure must be counted already."""
     host_id = failure.host_id
     match failure.kind:
         case Kind.HOST_REFUSES:

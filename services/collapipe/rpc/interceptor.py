@@ -74,7 +74,8 @@ _HEARTBEAT = f"{_SCHEDULER}Heartbeat"
 """Looks for revoked keys itself, because a caller with one must still be able to learn the list."""
 
 _WITHOUT_A_SHARE = (_HEARTBEAT, f"{_SCHEDULER}UseModel")
-"""The methods of the scheduler that count for no share of the processor: a sign of life, and what uses a model for long."""
+"""The methods of the scheduler whose calls do not count for their callers' shares: heartbeats, and uses of a model, which may take
+long."""
 _ADVANCE_SECONDS = {
     _PROBE: 0.2,  # It uses less, but a host needs few of them.
     **{
@@ -82,9 +83,10 @@ _ADVANCE_SECONDS = {
         for name in ("GetRecords", "GetTrace", "ExplainDecision", "ReplayDecision")
     },
 }
-"""What calls count for their callers as soon as they begin, so that many at once do not all begin for free."""
+"""Processor time that is counted when a call begins. Otherwise, a caller could begin many calls before any of them counts."""
 _WATCH_SECONDS = 5.0
-"""How long a call that watches a job counts. It sends what was kept, and then only what is new, which is limited where it arises."""
+"""For how long after its first answer a call that watches a job counts. Meanwhile it sends the stored events. Later it sends only new
+ones, and `scheduler/events.py` limits their number."""
 
 
 class CallInterceptor(grpc.ServerInterceptor):
@@ -233,9 +235,10 @@ class CallInterceptor(grpc.ServerInterceptor):
     def _around_call(
         self, method: str, grpc_type: str, context: grpc.ServicerContext, most: int
     ) -> Iterator[Meter | None]:
-        """Checks the caller before the block, and lets it wait for its share of the processor, which the block gets as a meter.
+        """Checks the caller before the block. If the call counts for its share of the processor, waits for that share, and gives the
+        block a meter.
 
-        Calls with which hosts work for a job get none: their work is limited by the job.
+        Other calls get no meter: what hosts do for a job is limited by the job.
         """
         _, service, name = method.split("/", 2)
         labels = (grpc_type, service, name)
@@ -261,7 +264,8 @@ class CallInterceptor(grpc.ServerInterceptor):
             try:
                 self._check_permitted(method, context)
             except NotPermittedError:
-                if method != _HEARTBEAT:  # Those of honest hosts must not be late.
+                # A refused heartbeat that waits would keep a thread from the heartbeats of other hosts.
+                if method != _HEARTBEAT:
                     self._shares.refuse(caller)
                 raise
             self.connections.check(caller, context.peer())
@@ -288,7 +292,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             check_not_revoked(context, self._revoked)
 
     def _take_share(self, method: str, caller: str) -> Meter:
-        """Waits until a caller may use the processor; raises `PeerLostError` if that would take too long."""
+        """Waits until a caller may use the processor. Raises the errors of `ProcessorShares.begin`."""
         advance = _ADVANCE_SECONDS.get(method, CALL_SECONDS)
         self._shares.begin(caller, advance)
         watches = method == f"{_SCHEDULER}WatchJob"

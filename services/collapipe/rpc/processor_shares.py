@@ -1,8 +1,9 @@
-"""Limits which part of a process each caller may take with its questions. Otherwise one of them could slow down all jobs.
+"""Limits the processor time that each caller of a server may use with its calls. Otherwise one caller could slow down all jobs.
 
 Python runs one thread at a time, so the time that a thread uses for one caller is missing for all others.
 """
 
+import math
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ LONGEST_WAIT_SECONDS = 8.0
 """A call for which the caller would have to wait longer is refused. A host that asks for a probe gives up after 10 s."""
 
 REFUSED_AFTER_SECONDS = 2.0
-"""A refusal comes so late, because a caller may try again at once."""
+"""How long a refusal is delayed. Otherwise, a caller that tries again at once would cost more than before."""
 
 MOST_WAITING = 2
 """Calls of one caller that wait at a time. The others are refused at once, because those that wait keep threads from other callers."""
@@ -56,7 +57,11 @@ class ProcessorShares:
         self._waiting: Counter[str] = Counter()
 
     def begin(self, caller: str, advance_seconds: float) -> None:
-        """Waits until a caller may go on, and counts what its call uses at least; raises `PeerLostError` if the wait is too long."""
+        """Waits until a caller may go on, and counts what its call uses at least.
+
+        Raises:
+            PeerLostError: The wait would be too long, or `MOST_WAITING` calls of the caller wait already.
+        """
         seconds = self._seconds_to_wait(caller)
         if seconds <= 0:
             self.used(caller, advance_seconds)
@@ -68,8 +73,8 @@ class ProcessorShares:
         self.used(caller, CALL_SECONDS)
         raise PeerLostError(
             "",
-            f"{caller} has used more than its share of this process, which is {SHARE:.0%} of a processor: call less often, and try again "
-            f"in {seconds:.0f} s",
+            f"{caller} has used more than its share of processor time in this service, which is {SHARE:.0%} of one processor: call less "
+            f"often, and try again in {math.ceil(seconds)} s",
         )
 
     def refuse(self, caller: str) -> None:

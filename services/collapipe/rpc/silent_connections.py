@@ -139,7 +139,7 @@ def _places() -> list[int]:
 
 
 def _connections(port: int, places: Sequence[int]) -> Iterator[tuple[int, socket.socket, End]]:
-    """Yields the connections to a port among descriptors of this process, each with the side of its caller.
+    """Yields those of the given descriptors that are connections to a port: the descriptor, the socket, and the side of its caller.
 
     Each socket is a duplicate, which is closed before the next one comes. So another thread cannot give its number to another
     file meanwhile.
@@ -148,7 +148,7 @@ def _connections(port: int, places: Sequence[int]) -> Iterator[tuple[int, socket
         with suppress(OSError):  # It was closed meanwhile, or it listens.
             if not stat.S_ISSOCK(os.fstat(place).st_mode):
                 continue
-            # With a family given, Python does not ask for it. An address has the family that it really is of.
+            # If no family is given, Python asks the kernel for it. It may be wrong here: an address comes with its true family.
             with socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=os.dup(place)) as own:
                 name = own.getsockname()
                 if isinstance(name, tuple) and name[1] == port:

@@ -10,7 +10,7 @@ P = ParamSpec("P")
 
 
 class Held(Generic[S]):
-    """The present value of a state. A thread that asks for `now` may see an older one than another thread has just made."""
+    """A state. A thread that reads `now` may miss a change that another thread is making."""
 
     def __init__(self, first: S) -> None:
         self.now = first
@@ -19,7 +19,7 @@ class Held(Generic[S]):
     def decide(
         self, decision: Callable[Concatenate[S, P], tuple[S, R]], *args: P.args, **more: P.kwargs
     ) -> R:
-        """Takes the state that a decision returns, and returns the rest."""
+        """Replaces the state by the one that `decision` returns, and returns the result of the decision."""
         with self._lock:
             self.now, result = decision(self.now, *args, **more)
         return result
@@ -27,6 +27,6 @@ class Held(Generic[S]):
     def change(
         self, change: Callable[Concatenate[S, P], S], *args: P.args, **more: P.kwargs
     ) -> None:
-        """Takes the state that a change returns."""
+        """Replaces the state by the one that `change` returns."""
         with self._lock:
             self.now = change(self.now, *args, **more)

@@ -104,12 +104,15 @@ class HostCalls:
             except grpc.RpcError as error:
                 told = to_error(error, host_id)
                 if isinstance(told, CancelledError):  # The host says so, and not this job.
-                    told = PeerLostError(host_id, f"{host_id} ended its call: {told}")
+                    told = PeerLostError(
+                        host_id,
+                        f"{host_id} cancelled a call of the scheduler: {told}; look at the log of {host_id}",
+                    )
                 raise told from None
 
     @contextmanager
     def _open(self, call: Any) -> Iterator[None]:
-        """Lets a call end with all others within the block. A `CancelledError` gets the reason."""
+        """Within the block, the call is cancelled when all calls of the job are. A `CancelledError` then says why."""
         with self._lock:
             self._calls.add(call)
         if self.is_ending:

@@ -37,8 +37,8 @@ SILENCE_SECONDS = 5 * HEARTBEAT_SECONDS
 
 
 _MOST_HOSTS = 4096
-"""Hosts that are known at a time, more than a scheduler can serve. If there is one more, that which is silent for longest is
-forgotten."""
+"""Most hosts that are known at a time. A scheduler cannot serve so many. When one more registers, the host that has been silent for
+the longest time is forgotten."""
 
 _SUSPICION_SECONDS, _LONGEST_SUSPICION_SECONDS = 10.0, 60.0
 """First and longest time for which a suspect is left out."""

@@ -40,7 +40,7 @@ _TURN_SECONDS = 600.0
 """How long a session waits for the end of the previous one, which ends after one computation."""
 
 _MOST_KEPT_ATTEMPTS = 4096
-"""Latest attempts that are remembered. Grants refuse attempts that are older than the present one of their cluster, too."""
+"""How many latest attempts are remembered. If one is forgotten, an older attempt is still refused, because its grant has ended."""
 
 _MOST_COMMANDS = 16
 """A control unit is at most one step ahead of its stages."""
@@ -75,7 +75,8 @@ class _AdmittedSession:
                     host_id,
                     f"{host_id} still computes for the attempt before, {_TURN_SECONDS:.0f} s after it was stopped: restart {host_id}",
                 )
-            self.predecessor = before.predecessor  # Set if that session ended before its turn.
+            # A session that ended before its turn leaves its own predecessor, which may still run.
+            self.predecessor = before.predecessor
 
     def stop(self, reason: CollapipeError) -> None:
         """Makes the session end with `reason`, whatever it is doing."""
@@ -84,7 +85,7 @@ class _AdmittedSession:
         self.commands.close()
 
     def end(self) -> None:
-        """Closes the session, once. Before its turn, it has no units."""
+        """Closes the session, once. It need not wait for its turn, because a session gets its units only then."""
         if not self.ended.is_set():
             self.session.close()
             self.ended.set()

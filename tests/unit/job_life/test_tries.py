@@ -75,11 +75,13 @@ def test_later_tries_wait_longer_up_to_a_limit(job: Job) -> None:
     assert set(found[6:]) == {15.0}
     assert 600 - 16 < sum(found) + len(found) <= 600 + 16
     assert job.gives_up is GivesUp.TIME_IS_OVER
+    assert "600 s" in say_end(job.gives_up, job.tries)
 
 
 def test_failure_that_may_pass_is_tried_again_for_a_while(job: Job) -> None:
     found = job.waits(PASSING)
     assert len(found) > 3 and sum(found) + len(found) < 75
+    assert job.gives_up is not None and " 60 s" in say_end(job.gives_up, job.tries)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_round_that_never_succeeds_ends_the_job_although_earlier_rounds_are_repe
         job.now += 300
     assert job.fail(failure) is None
     assert job.gives_up is GivesUp.TOO_MANY_REPEATS
-    assert "repeated rounds 11 times" in say_end(job.gives_up, job.tries)
+    assert "10 times" in say_end(job.gives_up, job.tries)
 
 
 def test_waits_grow_although_an_earlier_round_is_repeated(job: Job) -> None:
