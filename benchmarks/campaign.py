@@ -62,7 +62,7 @@ PARTS: Mapping[str, Part] = {
     "chaos": Part("-m benchmarks.chaos --runs 200"),
     "kills": Part("-m benchmarks.restarts --kills 300"),
     "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500"),
-    "attacker": Part("-m benchmarks.attacker --rounds 800"),
+    "attacker": Part("-m benchmarks.attacker --rounds 1300"),
     "soak": Part("-m benchmarks.soak --rounds 2000 --jobs 50"),
     "load": Part(
         "-m benchmarks.load --hosts 1000 --seconds 1800", ("services/collapipe/scheduler",)
