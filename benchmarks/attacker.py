@@ -619,6 +619,7 @@ def read_without_end(reach: Reach, number: int) -> Calls:
             (stub.ReplayDecision, scheduler_pb2.ReplayDecisionRequest),
             (stub.ExplainDecision, scheduler_pb2.ExplainDecisionRequest),
             (stub.GetRecords, scheduler_pb2.GetRecordsRequest),
+            (stub.DumpJob, scheduler_pb2.DumpJobRequest),
             (stub.GetTrace, scheduler_pb2.GetTraceRequest),
         ):
             name = kind.__name__.removesuffix("Request")

@@ -55,6 +55,7 @@ from fuzzing import (  # noqa: E402
 )
 from integration.secured import SecuredDeployment, collapipe  # noqa: E402
 from reference.tiny_jobs import make_job  # noqa: E402
+from stored_jobs import StoredRow  # noqa: E402
 from unit.rpc.authorities import Authority  # noqa: E402
 from unit.rpc.serving import CallContext  # noqa: E402
 
@@ -297,7 +298,7 @@ class Grants:
         documents = [json.loads((directory / f"{n}.json").read_text()) for n in ("job", "commit")]
         self._model = plan_pb2.ModelSpec(**documents[0]["model"])
         self._commit = json_format.ParseDict(documents[1], plan_pb2.Commit())
-        stored = deployment.folder / "scheduler-state" / "jobs" / sample_id / "job.json"
+        stored = StoredRow(deployment.folder / "scheduler-state", "job", sample_id)
         self._document = JobDocument.model_validate_json(stored.read_text())
         self._numbers = itertools.count(100)
         self._channel = grpc.secure_channel(

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 _WRONG = [-1, 1 << 70, math.nan, math.inf, 1e308, "x", None, [], {}, [1], {"a": 1}]
 
@@ -39,8 +39,15 @@ def flip(path: Path) -> Iterator[str]:
     path.write_bytes(data)
 
 
-def damage_values(path: Path) -> Iterator[str]:
-    """Replaces each value of a JSON document by wrong ones, and yields which. At the end, the file is as it was."""
+class Document(Protocol):
+    """A file, or something else that has a text."""
+
+    def read_text(self, encoding: str) -> str: ...
+    def write_text(self, data: str, encoding: str) -> object: ...
+
+
+def damage_values(path: Document) -> Iterator[str]:
+    """Replaces each value of a JSON document by wrong ones, and yields which. At the end, the document is as it was."""
     text = path.read_text("utf-8")
     for place in _places(json.loads(text)):
         for wrong in _WRONG:

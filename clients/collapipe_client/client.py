@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from google.protobuf.message import Message
 from typing_extensions import Self
 
 from collapipe.certificates import Role
+from collapipe.documents import decode_json
 from collapipe.errors import (
     CorruptDataError,
     InvalidInputError,
@@ -54,6 +56,7 @@ from collapipe.v1.scheduler_pb2 import (
     CheckResumeRequest,
     CheckResumeResponse,
     DeleteJobRequest,
+    DumpJobRequest,
     ExplainDecisionRequest,
     ExplainDecisionResponse,
     GetJobSnapshotRequest,
@@ -320,6 +323,29 @@ class CollaPipeClient:
         answers = self._scheduler.GetRecords(request)
         for answer in self._stream(answers, self._scheduler_name, task):
             yield json.loads(answer.part_json)
+
+    def stored(self, job_id: str) -> dict[str, Any]:
+        """Returns all that the scheduler has stored of a job, by the table that has it. A damaged document is a text.
+
+        The tables `round` and `result` have a list with the document of each round, in order.
+        """
+        request = DumpJobRequest(job_id=job_id)
+        answers = self._scheduler.DumpJob(request)
+        texts: dict[tuple[str, int | None], str] = {}
+        for row in self._stream(answers, self._scheduler_name, f"send what is stored of {job_id}"):
+            key = row.table, row.round_index if row.HasField("round_index") else None
+            texts[key] = texts.get(key, "") + row.document_json
+        tables: dict[str, Any] = {"job": None, "planner": None, "events": None}
+        tables |= {"round": [], "result": []}
+        for (table, round_index), text in texts.items():
+            document: Any = text
+            with suppress(ValueError):
+                document = decode_json(text)
+            if round_index is None:
+                tables[table] = document
+            else:
+                tables[table].append({"round": round_index + 1, "document": document})
+        return tables
 
     def trace(self, job_id: str, round_index: int) -> Iterator[GetTraceResponse]:
         """Yields what every host did in the last attempt at a round, and which hosts are missing."""

@@ -136,6 +136,14 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
                     say(f"  {indented(line)}")
 
 
+@jobs_app.command("dump")
+@takes_option_groups
+def dump(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
+    """Print all that the scheduler has stored of a job, as one JSON object: its progress, plans, decisions, results and events."""
+    with _past_jobs(endpoint_options, as_json) as client:
+        print_json(client.stored(client.find_job(job).job_id))
+
+
 @jobs_app.command("compare")
 @takes_option_groups
 def compare(jobs: JobArguments, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from reference.tiny_jobs import make_job
+from stored_jobs import StoredRow, stored_ids
 
+from collapipe.database import FILE_NAME
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe_client import LocalTestbed
@@ -50,8 +52,9 @@ def run(directory: Path, rounds: int, *, resume: bool) -> list[RoundDecision]:
 
 
 def stored_knowledge(directory: Path) -> dict[str, Any]:
-    (path,) = directory.rglob("planner.json")
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    (path,) = directory.rglob(FILE_NAME)
+    [job_id] = stored_ids(path.parent)
+    document: dict[str, Any] = StoredRow(path.parent, "planner", job_id).read()
     return document
 
 

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reference.tiny_jobs import make_job
+from stored_jobs import stored_ids
 
+from collapipe.database import FILE_NAME
+from collapipe.scheduler.job_store import JobStore
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import (
@@ -73,6 +77,8 @@ def test_message_names_the_full_disk_and_the_job_goes_on_when_there_is_space(
             )
             assert run.final_state == JOB_STATE_SUCCEEDED, run.message
             full = f"No space left on device: '{disk}/jobs/{run.job_id}/"
+            if service == "scheduler":
+                full = f"database or disk is full: '{disk / FILE_NAME}'"
             named = [message for message in run.messages if full in message]
             assert named, run.messages
             assert service.removeprefix("edge-") in named[0]
@@ -82,10 +88,33 @@ def test_message_names_the_full_disk_and_the_job_goes_on_when_there_is_space(
 
 def fill(disk: Path) -> None:
     """Fills all free space of a disk."""
-    with open(disk / "filler", "wb", buffering=0) as file:
+    with open(disk / "filler", "ab", buffering=0) as file:
         for size in (1 << 16, 1 << 8, 1):
             try:
                 while True:
                     file.write(bytes(size))
             except OSError:
                 continue
+
+
+def test_job_can_be_deleted_on_a_full_disk_also_after_a_restart(
+    small_disks: dict[str, Path],
+) -> None:
+    disk = small_disks["scheduler"]
+    store = JobStore(disk)
+    job_ids = [store.create(make_job(disk / "data")).job_id for _ in range(2)]
+    for job_id in job_ids:
+        document = store.get(job_id)
+        document.state = JOB_STATE_SUCCEEDED
+        store.save(document)
+        store.save_events(
+            job_id, [{"number": 1, "at": 1.0, "kind": "STATUS", "text": "x" * 1_000_000}]
+        )
+    fill(disk)
+    for job_id in job_ids:
+        store.delete(job_id, "a test")
+        store.close()
+        fill(disk)
+        store = JobStore(disk)
+        assert job_id not in stored_ids(disk)
+    assert store.deletions_after(0) == (job_ids, 2)

@@ -1,6 +1,5 @@
 """Tests that rounds that were committed without a late cluster are repeated with the same bits after a kill."""
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from killed_processes import kill
 from reference.comparison import first_difference
 from reference.federated_job import train_job
 from reference.tiny_jobs import make_job
+from stored_jobs import StoredRow
 
 from collapipe.emulation.device_profiles import DEVICE_PROFILES
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
@@ -84,8 +84,8 @@ def test_rounds_without_a_late_cluster_are_repeated_bit_for_bit_after_a_kill(
 
 def late_clusters(run: Run, num_rounds: int) -> dict[int, list[int]]:
     """Returns the late clusters that the scheduler has recorded, by the index of the round."""
-    rounds = run.directory("scheduler") / "rounds"
+    state = run.state / "scheduler"
     return {
-        index: json.loads((rounds / f"{index:06d}.json").read_text())["late_clusters"]
+        index: StoredRow(state, "round", run.job_id, index).read()["late_clusters"]
         for index in range(num_rounds)
     }

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from reference.tiny_jobs import make_job, write_rows
+from stored_jobs import StoredRow
 
 from collapipe.job import JobConfig
 from collapipe_client import LocalTestbed
@@ -91,5 +92,5 @@ def test_resumed_job_holds_out_the_rows_that_it_chose_when_the_files_were_short(
                 file.write(json.dumps({"text": f"a new stone {number}", "label": "thing"}) + "\n")
     finished = run_job(testbed, job, resume=True)
     assert finished.evaluations[-1].num_rows <= 6
-    file = finished.state / "scheduler" / "jobs" / finished.job_id / "job.json"
-    assert json.loads(file.read_text(encoding="utf-8"))["num_first_rows"] == list(NUM_ROWS)
+    row = StoredRow(finished.state / "scheduler", "job", finished.job_id)
+    assert row.read()["num_first_rows"] == list(NUM_ROWS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from killed_processes import kill, restart
 from reference.tiny_jobs import make_job
+from stored_jobs import stored_ids
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED
@@ -29,7 +30,12 @@ def own_testbed(tmp_path: Path) -> Iterator[LocalTestbed]:
 def directories(testbed: LocalTestbed, job_id: str) -> list[str]:
     """Names the services that have a directory of a job."""
     state = testbed.workspace.state
-    return [name for name in KEEPERS if (state / name / "jobs" / job_id).exists()]
+    return [
+        name
+        for name in KEEPERS
+        if (state / name / "jobs" / job_id).exists()
+        or (name == "scheduler" and job_id in stored_ids(state / name))
+    ]
 
 
 def wait_until_gone(testbed: LocalTestbed, job_id: str, *, but_at: tuple[str, ...] = ()) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from faults.interrupted import PATIENT_SECONDS, Run, make_interruptible_job, run_interrupted
 from reference.tiny_jobs import make_job
+from stored_jobs import StoredRow
 from strangers import Strangers
 
 from collapipe.errors import PeerLostError
@@ -82,8 +83,7 @@ def test_service_with_few_descriptors_writes_files_and_serves_clients_meanwhile(
         # A newcomer tries again if all places are taken at this moment. Once it has called, it keeps its place.
         wait_for(partial(answers, client), log.read_text)
         job_id = client.submit(make_job(tmp_path / "job"))
-        document = tmp_path / "state" / "jobs" / job_id / "job.json"
-        assert json.loads(document.read_text())
+        assert StoredRow(tmp_path / "state", "job", job_id).read()["job_id"] == job_id
         assert [job.job_id for job in client.jobs()] == [job_id]
         wait_for(lambda: "connections that had made no call" in log.read_text(), log.read_text)
         assert "Too many open files" not in log.read_text()

@@ -2,15 +2,19 @@
 
 import json
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from reference.tiny_jobs import make_job
+from stored_jobs import stored_ids
 from typer.testing import CliRunner
 from unit.client.report_pages import Cell, Page
 
+from collapipe.database import FILE_NAME
 from collapipe_client import LocalTestbed
 from collapipe_client.cli import app
 from integration.running import run_job
@@ -65,20 +69,26 @@ def test_report_of_a_job_whose_testbed_has_ended_has_all_rounds_and_events(
     job = make_job(tmp_path, num_rows=(24, 24), use_clusters=[1, 2])
     finished = run_job(testbed, job)
     # The events are stored when the job has ended, so after its last event.
-    events_file = testbed.workspace.state / f"scheduler/jobs/{finished.job_id}/events.json"
+    scheduler = testbed.workspace.state / "scheduler"
     deadline = time.monotonic() + LIMIT_SECONDS
-    while not events_file.exists():
+    while finished.job_id not in stored_ids(scheduler, "events"):
         assert time.monotonic() < deadline, "the events were not stored"
         time.sleep(0.1)
 
     def others(folder: str, names: list[str]) -> list[str]:
-        """Returns what belongs to other jobs. The testbed may be deleting it."""
-        kept = {"jobs": finished.job_id, "deleted": ""}.get(Path(folder).name)
-        return [] if kept is None else [name for name in names if name != kept]
+        """Returns what belongs to other jobs, which the testbed may be deleting, and the database, which it may be changing."""
+        if Path(folder).name == "jobs":
+            return [name for name in names if name != finished.job_id]
+        return [name for name in names if name.startswith(FILE_NAME)]
 
     for name in ("scheduler", "edge-server"):
         state = testbed.workspace.root / "state" / name
         shutil.copytree(state, tmp_path / "past/state" / name, ignore=others)
+    with (
+        closing(sqlite3.connect(scheduler / FILE_NAME)) as source,
+        closing(sqlite3.connect(tmp_path / "past/state/scheduler" / FILE_NAME)) as copy,
+    ):
+        source.backup(copy)
     found, page = write_report(finished.job_id, tmp_path / "past", tmp_path / "past.html")
     rounds, plan, costs, events = page.tables
     assert any("round 2 is committed" in row[1].text for row in events[1:])

@@ -25,7 +25,6 @@ from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.stage_host import HostResources, StageSession
 from collapipe.stage_runtime import clip_scale, cut_into_slices
-from collapipe.stage_runtime.forward_stage import IDLE
 from collapipe.tasks import MicroBatch
 from collapipe.tensors import LABELS, Frame, FrameKind
 from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, plan_pb2, stage_pb2
@@ -371,9 +370,12 @@ class ClusterPipeline:
         if not all(waits.values()):
             return ""
         # A person wants to know the hosts that wait for something else than a command of this control unit.
+        idle = {remote.host_id for remote in self._remotes if remote.progress.is_idle}
+        if self._local.is_idle:
+            idle.add(self._stages[0].host_id)
         tasks: dict[str, list[str]] = {}
         for host_id, task in waits.items():
-            if task != IDLE:
+            if host_id not in idle:
                 tasks.setdefault(task, []).append(host_id)
         told = [f"{hosts_do(hosts, 'wait')} to {task}" for task, hosts in tasks.items()]
         return f"{self._phase}: {'; '.join(told)}" if told else self._phase

@@ -337,26 +337,7 @@ class GlobalModel:
                 self._delete_unreferenced_blobs(last)
             return last
         self.check_is_next(attempt)
-        indices = [cluster.cluster_index for cluster in clusters]
-        if indices != list(range(len(last.clusters))):
-            raise InvalidInputError(
-                f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
-                f"{list(range(len(last.clusters)))}, in this order"
-            )
-        expected = list(range(len(last.global_units)))
-        for cluster in clusters:
-            found = [unit.unit_index for unit in cluster.units]
-            if found != expected:
-                raise InvalidInputError(
-                    f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
-                    "the same version everywhere"
-                )
-        present = [cluster for cluster in clusters if cluster.cluster_index not in late_clusters]
-        if not present:
-            raise InvalidInputError(
-                f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
-                "run the same version everywhere"
-            )
+        present = _present_clusters(last, attempt, clusters, late_clusters)
         averages = list(pushed.averages(attempt, present, unmasking))
         units_before = _began_with(last, attempt).global_units
         # The other rules bound what a wrong cluster can do. Masked changes have a bound for each weight.
@@ -375,25 +356,9 @@ class GlobalModel:
             )
             for before, average in zip(units_before, averages, strict=True)
         ]
-        commit = plan_pb2.Commit(
-            job_id=last.job_id,
-            num_rounds=attempt.round_index + 1,
-            global_units=global_units,
-            attempt=attempt.attempt,
-            anew_since=last.anew_since,
-            late_clusters=late_clusters,
+        commit = _following(
+            last, attempt, clusters, global_units, late_clusters, candidate_copied=candidate_copied
         )
-        for cluster in clusters:
-            state = commit.clusters.add()
-            state.CopyFrom(cluster)
-            for unit, averaged in zip(state.units, global_units, strict=True):
-                unit.weights_digest = averaged.weights_digest
-                unit.frozen_digest = averaged.frozen_digest
-        commit.restore_point.CopyFrom(last.restore_point)
-        # The optimizer states of an earlier run's candidate may be lost.
-        if attempt.attempt == last.attempt and last.HasField("candidate"):
-            kept = commit.restore_point if candidate_copied else commit.candidate
-            kept.CopyFrom(last.candidate)
         earlier = _kept_commits(last).values()
         _set_history(commit, earlier, keep_commits, keep_furthest=keep_furthest)
         if is_candidate:
@@ -525,6 +490,68 @@ class GlobalModel:
 def _began_with(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> plan_pb2.Commit:
     """Returns the commit with which an attempt at a round began: the last one, or its restore point."""
     return last if attempt.round_index == last.num_rounds else last.restore_point
+
+
+def _present_clusters(
+    last: plan_pb2.Commit,
+    attempt: plan_pb2.Attempt,
+    clusters: Sequence[plan_pb2.ClusterState],
+    late_clusters: Sequence[int],
+) -> list[plan_pb2.ClusterState]:
+    """Returns the states of the clusters that are not late; raises `InvalidInputError` if one of a cluster or of a unit is missing."""
+    indices = [cluster.cluster_index for cluster in clusters]
+    if indices != list(range(len(last.clusters))):
+        raise InvalidInputError(
+            f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
+            f"{list(range(len(last.clusters)))}, in this order"
+        )
+    expected = list(range(len(last.global_units)))
+    for cluster in clusters:
+        found = [unit.unit_index for unit in cluster.units]
+        if found != expected:
+            raise InvalidInputError(
+                f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
+                "the same version everywhere"
+            )
+    present = [cluster for cluster in clusters if cluster.cluster_index not in late_clusters]
+    if not present:
+        raise InvalidInputError(
+            f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
+            "run the same version everywhere"
+        )
+    return present
+
+
+def _following(
+    last: plan_pb2.Commit,
+    attempt: plan_pb2.Attempt,
+    clusters: Sequence[plan_pb2.ClusterState],
+    global_units: Sequence[plan_pb2.UnitState],
+    late_clusters: Sequence[int],
+    *,
+    candidate_copied: bool,
+) -> plan_pb2.Commit:
+    """Returns the commit that follows the last one, without its history. All clusters have the new weights."""
+    commit = plan_pb2.Commit(
+        job_id=last.job_id,
+        num_rounds=attempt.round_index + 1,
+        global_units=global_units,
+        attempt=attempt.attempt,
+        anew_since=last.anew_since,
+        late_clusters=late_clusters,
+    )
+    for cluster in clusters:
+        state = commit.clusters.add()
+        state.CopyFrom(cluster)
+        for unit, averaged in zip(state.units, global_units, strict=True):
+            unit.weights_digest = averaged.weights_digest
+            unit.frozen_digest = averaged.frozen_digest
+    commit.restore_point.CopyFrom(last.restore_point)
+    # The optimizer states of an earlier run's candidate may be lost.
+    if attempt.attempt == last.attempt and last.HasField("candidate"):
+        kept = commit.restore_point if candidate_copied else commit.candidate
+        kept.CopyFrom(last.candidate)
+    return commit
 
 
 def _check_changes(

@@ -37,6 +37,8 @@ class Kind(Enum):
     """No placement satisfies the limits."""
     PASSING = auto()
     """A host was restarted, a disk was full, or bytes were garbled."""
+    INVALID = auto()
+    """A setting or the data is wrong. It would come back with every attempt on the same hosts."""
     LASTING = auto()
     """It would come back with every attempt."""
 
@@ -203,7 +205,7 @@ def _reason_to_end(tries: Tries, failure: Failure) -> GivesUp | None:
             tries.not_finite[host_id] > 1 or sum(tries.not_finite.values()) >= _MOST_FAULTS
         ):
             return GivesUp.NOT_FINITE_AGAIN
-        case Kind.LASTING:
+        case Kind.INVALID | Kind.LASTING:
             return GivesUp.LASTING
         case Kind.NO_PLAN if not failure.lacks_hosts:
             return GivesUp.LASTING

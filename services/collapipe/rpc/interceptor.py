@@ -60,6 +60,7 @@ _MOST_OF_A_METHOD = {
     f"{_SCHEDULER}UseModel": 16,
     f"{_SCHEDULER}WatchJob": 64,
     f"{_SCHEDULER}GetRecords": 4,
+    f"{_SCHEDULER}DumpJob": 4,
     f"{_SCHEDULER}GetTrace": 4,
     f"{_SCHEDULER}ExplainDecision": 4,
     f"{_SCHEDULER}ReplayDecision": 2,
@@ -81,7 +82,7 @@ _ADVANCE_SECONDS = {
     _PROBE: 0.2,  # It uses less, but a host needs few of them.
     **{
         f"{_SCHEDULER}{name}": 0.05
-        for name in ("GetRecords", "GetTrace", "ExplainDecision", "ReplayDecision")
+        for name in ("GetRecords", "DumpJob", "GetTrace", "ExplainDecision", "ReplayDecision")
     },
 }
 """Processor time that is counted when a call begins. Otherwise, a caller could begin many calls before any of them counts."""
@@ -210,13 +211,14 @@ class CallInterceptor(grpc.ServerInterceptor):
         """Refuses a call within the block if its caller has `most` of the same method; raises `PeerLostError`."""
         key = method, caller
         with self._lock:
-            if self._running[key] >= most:
-                self._shares.used(caller, CALL_SECONDS)
-                raise PeerLostError(
-                    "",
-                    f"{caller} has {most} calls of {method}, and may not have more: try again when one has ended",
-                )
-            self._running[key] += 1
+            has_most = self._running[key] >= most
+            self._running[key] += not has_most
+        if has_most:
+            self._shares.refuse(caller, method)
+            raise PeerLostError(
+                "",
+                f"{caller} has {most} calls of {method}, and may not have more: try again when one has ended",
+            )
         try:
             yield
         finally:
@@ -267,7 +269,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             except NotPermittedError:
                 # A refused heartbeat that waits would keep a thread from the heartbeats of other hosts.
                 if method != _HEARTBEAT:
-                    self._shares.refuse(caller)
+                    self._shares.refuse(caller, method)
                 raise
             self.connections.check(caller, context.peer())
             with self._counted(method, caller, most):
@@ -295,7 +297,7 @@ class CallInterceptor(grpc.ServerInterceptor):
     def _take_share(self, method: str, caller: str) -> Meter:
         """Waits until a caller may use the processor. Raises the errors of `ProcessorShares.begin`."""
         advance = _ADVANCE_SECONDS.get(method, CALL_SECONDS)
-        self._shares.begin(caller, advance)
+        self._shares.begin(caller, method, advance)
         watches = method == f"{_SCHEDULER}WatchJob"
         return Meter(self._shares, caller, advance, _WATCH_SECONDS if watches else None)
 

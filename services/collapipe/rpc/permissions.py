@@ -65,6 +65,7 @@ PERMISSIONS: Permissions = {
         "ExplainDecision": PEOPLE,
         "ReplayDecision": PEOPLE,
         "GetRecords": PEOPLE,
+        "DumpJob": PEOPLE,
         "GetTrace": PEOPLE,
         "UseModel": PEOPLE,
     },

@@ -24,7 +24,8 @@ REFUSED_AFTER_SECONDS = 2.0
 """How long a refusal is delayed. Otherwise, a caller that tries again at once would cost more than before."""
 
 MOST_WAITING = 2
-"""Calls of one caller that wait at a time. The others are refused at once, because those that wait keep threads from other callers."""
+"""Calls of one caller to one method that wait at a time. The others are refused at once, because those that wait keep threads of the
+method from other callers."""
 
 CALL_SECONDS = 0.0005
 """What a call counts at least. gRPC uses as much in other threads, as measured with calls that are refused."""
@@ -54,20 +55,22 @@ class ProcessorShares:
         self._lock = threading.Lock()
         self._free_at: dict[str, float] = {}
         """When each caller owes nothing any more. It owes what it used, and `SHARE` of each second pays it back."""
-        self._waiting: Counter[str] = Counter()
+        self._waiting: Counter[tuple[str, str]] = Counter()
+        """Number of calls that wait, by caller and method."""
 
-    def begin(self, caller: str, advance_seconds: float) -> None:
+    def begin(self, caller: str, method: str, advance_seconds: float) -> None:
         """Waits until a caller may go on, and counts what its call uses at least.
 
         Raises:
-            PeerLostError: The wait would be too long, or `MOST_WAITING` calls of the caller wait already.
+            PeerLostError: The wait would be too long, or `MOST_WAITING` calls of the caller to this method wait already.
         """
         seconds = self._seconds_to_wait(caller)
         if seconds <= 0:
             self.used(caller, advance_seconds)
             return
         may_wait = seconds <= LONGEST_WAIT_SECONDS
-        if self._wait(caller, seconds if may_wait else REFUSED_AFTER_SECONDS) and may_wait:
+        wait = seconds if may_wait else REFUSED_AFTER_SECONDS
+        if self._wait(caller, method, wait) and may_wait:
             self.used(caller, advance_seconds)
             return
         self.used(caller, CALL_SECONDS)
@@ -77,11 +80,11 @@ class ProcessorShares:
             f"often, and try again in {math.ceil(seconds)} s",
         )
 
-    def refuse(self, caller: str) -> None:
+    def refuse(self, caller: str, method: str) -> None:
         """Counts a call that is refused. Returns late if the caller owes much."""
         self.used(caller, CALL_SECONDS)
         if self._seconds_to_wait(caller) > 0:
-            self._wait(caller, REFUSED_AFTER_SECONDS)
+            self._wait(caller, method, REFUSED_AFTER_SECONDS)
 
     def used(self, caller: str, seconds: float) -> None:
         """Counts processor time for a caller."""
@@ -97,19 +100,20 @@ class ProcessorShares:
             owed = self._free_at.get(caller, 0.0) - self._clock()
         return owed - SAVED_SECONDS / SHARE
 
-    def _wait(self, caller: str, seconds: float) -> bool:
-        """Waits, unless `MOST_WAITING` calls of the caller do. Returns whether it has waited."""
+    def _wait(self, caller: str, method: str, seconds: float) -> bool:
+        """Waits, unless `MOST_WAITING` calls of the caller to this method do. Returns whether it has waited."""
+        key = caller, method
         with self._lock:
-            if self._waiting[caller] >= MOST_WAITING:
+            if self._waiting[key] >= MOST_WAITING:
                 return False
-            self._waiting[caller] += 1
+            self._waiting[key] += 1
         try:
             self._sleep(seconds)
         finally:
             with self._lock:
-                self._waiting[caller] -= 1
-                if not self._waiting[caller]:
-                    del self._waiting[caller]
+                self._waiting[key] -= 1
+                if not self._waiting[key]:
+                    del self._waiting[key]
         return True
 
 

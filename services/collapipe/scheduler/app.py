@@ -162,6 +162,7 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         channels.close()
         if revoked is not None:
             revoked.close()
+        jobs.close()
 
     return Running(server.address, drain)
 

@@ -6,6 +6,7 @@ from collapipe.errors import (
     CorruptDataError,
     DivergedError,
     InfeasibleError,
+    InvalidInputError,
     NotFoundError,
     PeerFaultyError,
     PeerLostError,
@@ -31,6 +32,8 @@ def failure_of(error: CollapipeError | OSError, *, lacks_hosts: bool) -> Failure
         return Failure(Kind.NOT_FINITE, error.host_id, lacks_hosts)
     if isinstance(error, InfeasibleError):
         return Failure(Kind.NO_PLAN, "", lacks_hosts)
+    if isinstance(error, InvalidInputError):
+        return Failure(Kind.INVALID, "", lacks_hosts)
     kind = Kind.PASSING if isinstance(error, _PASSING) else Kind.LASTING
     return Failure(kind, "", lacks_hosts)
 

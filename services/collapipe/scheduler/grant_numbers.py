@@ -5,15 +5,14 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
-from collapipe.documents import read_document, write_document
+from collapipe.database import NOT_STORED, Database
 from collapipe.errors import CorruptDataError
 
 logger = logging.getLogger(__name__)
 
 _RESERVED = 60_000_000
-"""How many numbers are reserved at a time: those of a minute. So the document is written at most once a minute."""
+"""How many numbers are reserved at a time: those of a minute. So the database is written at most once a minute."""
 
 
 _MOST = 1 << 62
@@ -23,29 +22,29 @@ _MOST = 1 << 62
 class GrantNumbers:
     """Numbers that only grow, also after a restart. It is thread-safe.
 
-    A number is the Unix time in microseconds, or one more than the last number if that is larger. `grants.json` has a number
-    that none has exceeded yet, and the next process begins behind it. So a clock that is set back changes nothing. A damaged
-    document stops the scheduler, because with a wrong clock an old grant would count again. A person can look at the clock.
+    A number is the Unix time in microseconds, or one more than the last number if that is larger. The table `grant_number` has a
+    number that none has exceeded yet, and the next process begins behind it. So a clock that is set back changes nothing.
 
     Args:
-        directory: The state directory of the scheduler.
+        database: Has the table.
         clock: Returns the Unix time in seconds.
 
     Raises:
-        CorruptDataError: The document is damaged. The message has the command that replaces it.
+        CorruptDataError: The number in the table is not possible. With a wrong clock, an old grant would count again. So a person has
+            to look at the clock, and the message has the command that then replaces the number.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._path = directory / "grants.json"
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
         self._clock = clock
         self._lock = threading.Lock()
-        document = read_document(self._path, self._remedy(), {"reserved": int})
-        self._reserved: int = document["reserved"] if document else 0
-        if not 0 <= self._reserved < _MOST:
+        [(self._reserved,)] = database.execute("SELECT max(reserved) FROM grant_number")
+        if not isinstance(self._reserved, int) or not 0 <= self._reserved < _MOST:
             raise CorruptDataError(
-                f"{self._path} is damaged (reserved is {self._reserved}, and must be 0 to {_MOST - 1}): {self._remedy()}"
+                f"{database.path} is damaged (reserved in table grant_number is {self._reserved!r:.80}, and must be 0 to {_MOST - 1}): "
+                f"restore it from a copy; or make sure that the clock of this machine is right (`date`), and run `{self._remedy()}`"
             )
-        # Without the document, grants of earlier processes may be about. They are older than the clock.
+        # Without a number, grants of earlier processes may be about. They are older than the clock.
         self._last: int = max(self._reserved, self._now() - 1)
         self._attempts: dict[int, int] = {}
         """The number at which the present attempt on each cluster of the deployment began. No two attempts share a cluster."""
@@ -83,9 +82,9 @@ class GrantNumbers:
         if number > self._reserved:
             reserved = number + _RESERVED
             try:
-                write_document(self._path, {"reserved": reserved})
+                self._database.execute("UPDATE grant_number SET reserved = ?", reserved)
                 self._reserved = reserved
-            except OSError:  # The next number tries again.
+            except NOT_STORED:  # The next number tries again.
                 logger.exception("the numbers of grants could not be stored")
         self._last = number
         return number
@@ -94,9 +93,10 @@ class GrantNumbers:
         return int(self._clock() * 1e6)
 
     def _remedy(self) -> str:
-        # Restarts may have taken the numbers ahead of the clock, by a minute each.
+        """Returns the command that lets the numbers go on a day later than now. Restarts may have taken them ahead of the clock, by a
+        minute each."""
+        path = shlex.quote(str(self._database.path))
+        number = "(strftime('%s', 'now') + 86400) * 1000000"
         return (
-            "without it, old grants could count again. Restore it; or make sure that the clock of this machine is right (`date`), and "
-            "let the numbers go on a day later than now, with "
-            f"`printf '{{\"reserved\": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(self._path))}`"
+            f'sqlite3 {path} "DELETE FROM grant_number; INSERT INTO grant_number SELECT {number}"'
         )

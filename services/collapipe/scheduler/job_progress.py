@@ -3,11 +3,12 @@
 import logging
 from typing import Any
 
-from collapipe.errors import CorruptDataError
+from collapipe.database import NOT_STORED
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import timestamp_after
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundResult
 from collapipe.scheduler.job_warnings import FlatLoss, OneAnswer, WaitingDevices
+from collapipe.scheduler.planner_state import PlannerState
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 
@@ -92,7 +93,7 @@ class JobProgress:
         self.jobs.note_end(self.document)
         try:
             self.set_state(state, message)
-        except OSError:
+        except NOT_STORED:
             logger.exception("the final state of job %s could not be stored", self.job_id)
 
     def begin_attempt(self) -> None:
@@ -118,9 +119,23 @@ class JobProgress:
         document.num_rounds_restorable = commit.restore_point.num_rounds
         self.save()
 
-    def round_committed(self, committed: scheduler_pb2.RoundCommitted) -> None:
-        """Publishes what a committed round has measured, and stores it for people who look at the job later."""
-        self._store_result(committed.num_rounds - 1, RoundResult(committed=committed))
+    def round_committed(
+        self,
+        committed: scheduler_pb2.RoundCommitted,
+        commit: plan_pb2.Commit,
+        planner: PlannerState,
+    ) -> None:
+        """Stores what a round has changed, all of it or nothing. Then publishes what it has measured.
+
+        Args:
+            commit: The new commit.
+            planner: What the planner knows after the round.
+        """
+        with self.jobs.transaction():
+            self.jobs.save_planner_state(self.job_id, planner)
+            result = RoundResult(committed=committed)
+            self.jobs.save_result(self.job_id, committed.num_rounds - 1, result)
+            self.committed(commit)
         self.publish(round_committed=committed)
         self.warn(self._flat_loss.look_at(self.job, committed))
         self.warn(self._waiting.look_at(committed))
@@ -129,26 +144,17 @@ class JobProgress:
         """Publishes an evaluation, and stores it with the round that made the model."""
         self.document.evaluation = evaluation
         round_index = evaluation.num_rounds - 1
-        if result := self._find_result(round_index):
-            result.evaluation = evaluation
-            self._store_result(round_index, result)
+        try:
+            result = self.jobs.find_result(self.job_id, round_index) if round_index >= 0 else None
+            if result is not None:
+                result.evaluation = evaluation
+                self.jobs.save_result(self.job_id, round_index, result)
+        except NOT_STORED:  # No later round depends on it.
+            logger.exception(
+                "job %s: the evaluation of round %d is not stored", self.job_id, round_index + 1
+            )
         self.publish(evaluation=evaluation)
         self.warn(self._one_answer.look_at(self.job, evaluation))
-
-    def _find_result(self, round_index: int) -> RoundResult | None:
-        """Returns the stored result of a round. A damaged one does not end the job, because no later round depends on it."""
-        try:
-            return self.jobs.find_result(self.job_id, round_index) if round_index >= 0 else None
-        except (CorruptDataError, OSError):
-            logger.exception("job %s: the result of round %d is lost", self.job_id, round_index + 1)
-            return None
-
-    def _store_result(self, round_index: int, result: RoundResult) -> None:
-        """Stores a result. A full disk does not end the job, because no later round depends on it."""
-        try:
-            self.jobs.save_result(self.job_id, round_index, result)
-        except OSError:
-            logger.exception("job %s: round %d has no stored result", self.job_id, round_index + 1)
 
     def save(self) -> None:
         self.jobs.save(self.document)

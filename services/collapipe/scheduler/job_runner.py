@@ -9,20 +9,21 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
     CollapipeError,
-    DivergedError,
     InfeasibleError,
-    InvalidInputError,
     PeerLostError,
     WrongStateError,
 )
+from collapipe.job_life import job_devices
 from collapipe.job_life.failing_clusters import PATIENCE, FailingClusters
-from collapipe.job_life.restarting_devices import RestartingDevices, after_new_round, see, take_part
-from collapipe.job_life.tries import Again, GivesUp, Tries, after_commit, after_failure
+from collapipe.job_life.job_devices import Device, JobDevices, LeftOut, Why
+from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
+from collapipe.job_life.tries import Again, GivesUp, Tries
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.failures import failure_of, say_end
@@ -37,7 +38,7 @@ from collapipe.scheduler.host_registry import (
     choose_hosts,
     timestamp_after,
 )
-from collapipe.scheduler.job_preparation import JobPreparation
+from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
@@ -52,9 +53,6 @@ from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import scheduler_pb2
 
 logger = logging.getLogger(__name__)
-
-_PATIENT_FAILURES = 4
-"""Attempts without a plan before a repeated round may be decided anew although devices are missing."""
 
 
 class _HostsMissingError(InfeasibleError):
@@ -83,31 +81,18 @@ class JobRunner:
             self._job.schedule.silence_seconds, self._look_around, self._why_unreachable
         )
         self._preparation = JobPreparation(self._progress, channels, self._calls)
-        self._tries = Tries(self._job.schedule.retry_seconds)
+        self._state = JobState(Tries(self._job.schedule.retry_seconds))
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
         self._failing = Held(FailingClusters())
-        self._restarting = RestartingDevices()
         self._planner: Planner | None = None
-        self._used: dict[int, set[str]] = {}
-        """Ids of the hosts that the job has used, by cluster index."""
         self._taking_part: set[str] = set()
         """Ids of all hosts of the last round that began."""
         self._lacking: list[str | Gap] = []
         """Ids and kinds of hosts that the job does without at present."""
-        self._left_out: dict[str, str] = {}
-        """Ids of hosts that send heartbeats but are not chosen, and why. An empty text stands for suspicion by others."""
+        self._left_out: dict[str, LeftOut] = {}
+        """The devices that send heartbeats but do not take part, and why."""
         self._missing = MissingHosts(registry, self._progress.tell)
-        self._newcomers: set[str] = set()
-        """Devices that have joined since the last commit, and were never used before."""
-        self._refused: set[str] = set()
-        """Newcomers with which no plan was possible."""
-        self._not_finite: set[str] = set()
-        """Hosts that sent values that are not finite."""
-        self._blamed: dict[str, str] = {}
-        """Processes of devices that others could not reach, by host id."""
-        self._num_infeasible = 0
-        """Attempts in a row without a plan."""
         self._had_no_plan = False
         """Whether the last attempt ended because no plan was possible."""
         self._failure = ""
@@ -116,8 +101,6 @@ class JobRunner:
         """Why the last attempt failed that did not only wait for hosts in vain."""
         self._kept: KeptResults | None = None
         """What clusters keep from the attempt before."""
-        self._takes_suspects = False
-        """Whether hosts that were blamed take part because no plan fits without them."""
         self._created = time.monotonic()
         self._is_cancelled = False
         self._is_taken_over = False
@@ -174,7 +157,7 @@ class JobRunner:
             SPANS.end_job(self.job_id)
 
     def _give_up(self, message: str) -> None:
-        if self._gives_up is not None and (why := say_end(self._gives_up, self._tries)):
+        if self._gives_up is not None and (why := say_end(self._gives_up, self._state.tries)):
             message = f"{message}; {why}"
         self._progress.tell(scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP, message)
         self._progress.end(scheduler_pb2.JOB_STATE_FAILED, message)
@@ -230,26 +213,25 @@ class JobRunner:
                 failure = error
             if isinstance(failure, CancelledError) and not self._calls.is_cancelled:
                 failure = AttemptFailedError(f"a host ended its call: {failure}")
-            if isinstance(failure, DivergedError) and failure.host_id:
-                self._not_finite.add(failure.host_id)
+            unreached: dict[str, str] = {}
             if isinstance(failure, PeerLostError):
                 self._registry.suspect(failure.host_id, f"job {self.job_id}: {failure}")
-                for device in self._planner.hosts.devices if self._planner else ():
-                    if failure.host_id in (device.host_id, device.address):
-                        self._blamed[device.host_id] = device.incarnation
-            no_plan = isinstance(failure, (InfeasibleError, InvalidInputError))
-            if no_plan and self._newcomers:
-                names = ", ".join(sorted(self._newcomers))
-                self._refused |= self._newcomers
-                self._newcomers = set()
+                unreached = {
+                    device.host_id: device.incarnation
+                    for device in (self._planner.hosts.devices if self._planner else ())
+                    if failure.host_id in (device.host_id, device.address)
+                }
+            self._state, after = attempt_failed(
+                self._state,
+                failure_of(failure, lacks_hosts=bool(self._lacking)),
+                unreached,
+                time.monotonic(),
+            )
+            if after.refused:
+                names = ", ".join(sorted(after.refused))
                 failure = WrongStateError(
                     f"no plan was possible with the new devices {names}, so they are left out: {failure}"
                 )
-            lacks_devices = bool(self._lacking)
-            self._num_infeasible += no_plan
-            self._takes_suspects = no_plan and lacks_devices
-            told = failure_of(failure, lacks_hosts=lacks_devices)
-            self._tries, then = after_failure(self._tries, told, time.monotonic())
             self._failure = (
                 self._registry.explain(failure)
                 if isinstance(failure, CollapipeError)
@@ -258,10 +240,10 @@ class JobRunner:
             if not isinstance(failure, _HostsMissingError):
                 self._cause = self._failure
             self._look_around()
-            if not isinstance(then, Again):
-                self._gives_up = then
+            if not isinstance(after.then, Again):
+                self._gives_up = after.then
                 raise failure
-            wait = then.wait_seconds
+            wait = after.then.wait_seconds
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
                 f"attempt {self._progress.document.attempt + 1} failed, and the next one begins {f'in {wait:g} s' if wait else 'at once'}: {self._failure}",
@@ -274,14 +256,50 @@ class JobRunner:
         self._progress.jobs.grants.begin_attempt(self.host_clusters)
         self._say(scheduler_pb2.JOB_STATE_PREPARING, "looks for hosts")
         hosts = self._wait_for_hosts()
-        self._restarting = take_part(self._restarting, _processes(hosts.devices))
-        if not self._used:
+        if self._state.devices.used:
+            self._take(job_devices.use(self._state.devices, {}, _processes(hosts.devices)))
+        else:
             self._use(hosts)
         self._progress.warn(long_warm_up(self._job))
         self._progress.warn(random_base(self._job))
         prepared = self._preparation.prepare(hosts)
         self._progress.warn(few_rows(self._job, prepared.num_rows))
         self._close_planner()
+        planner = self._planner = self._make_planner(hosts, prepared)
+        rounds = RoundRunner(
+            self._progress,
+            prepared,
+            planner,
+            self._channels,
+            self._calls,
+            self._kept,
+            self._failing,
+            decides_anew=self._state.decides_anew(lacks_devices=bool(self._lacking)),
+        )
+        try:
+            while not rounds.is_trained:
+                began = self._telemetry.now()
+                reached = self._progress.document.num_rounds_reached
+                self._run_round(rounds, planner, self._job.training.local_steps)
+                self._look_at_emulation(planner.hosts, began)
+                self._tell_recovery(f"round {rounds.num_rounds} is committed")
+                self._state = round_committed(
+                    self._state,
+                    rounds.num_rounds,
+                    self._progress.document.num_rounds_restorable,
+                    [device.host_id for device in planner.hosts.devices],
+                    is_new=rounds.num_rounds > reached,
+                )
+                self._failure, self._cause = "", ""
+            self._run_round(rounds, planner, 0)  # Evaluates the final model.
+            self._tell_recovery("the final model is evaluated")
+        finally:
+            self._had_no_plan = not rounds.has_plan
+            rounds.store_copied()
+            self._kept = rounds.kept_results
+
+    def _make_planner(self, hosts: JobHosts, prepared: PreparedJob) -> Planner:
+        """Measures the hosts that the job does not know yet. Links that were cut are measured again."""
         self._progress.set_state(scheduler_pb2.JOB_STATE_PREPARING, "profiling devices")
         stored = self._progress.jobs.planner_state(self.job_id)
         unreachable = self._unreachable_among(hosts.devices)
@@ -293,7 +311,7 @@ class JobRunner:
             if unreachable or self._had_no_plan:
                 # If this attempt commits nothing, the next one must not rely on these links either.
                 self._progress.jobs.save_planner_state(self.job_id, stored)
-        planner = self._planner = self._calls.run_detached(
+        return self._calls.run_detached(
             lambda: Planner.for_job(
                 self._job,
                 prepared.model,
@@ -305,38 +323,6 @@ class JobRunner:
                 stored,
             )
         )
-        # While devices are missing, they may soon be back.
-        decides_anew = not self._lacking or self._num_infeasible > _PATIENT_FAILURES
-        rounds = RoundRunner(
-            self._progress,
-            prepared,
-            planner,
-            self._channels,
-            self._calls,
-            self._kept,
-            self._failing,
-            decides_anew=decides_anew,
-        )
-        try:
-            while not rounds.is_trained:
-                began = self._telemetry.now()
-                reached = self._progress.document.num_rounds_reached
-                self._run_round(rounds, planner, self._job.training.local_steps)
-                self._look_at_emulation(planner.hosts, began)
-                self._tell_recovery(f"round {rounds.num_rounds} is committed")
-                restorable = self._progress.document.num_rounds_restorable
-                self._tries = after_commit(self._tries, rounds.num_rounds, restorable)
-                if rounds.num_rounds > reached:
-                    ids = [device.host_id for device in planner.hosts.devices]
-                    self._restarting = after_new_round(self._restarting, ids)
-                self._failure, self._cause = "", ""
-                self._num_infeasible, self._newcomers = 0, set()
-            self._run_round(rounds, planner, 0)  # Evaluates the final model.
-            self._tell_recovery("the final model is evaluated")
-        finally:
-            self._had_no_plan = not rounds.has_plan
-            rounds.store_copied()
-            self._kept = rounds.kept_results
 
     def _look_at_emulation(self, hosts: JobHosts, since: float) -> None:
         """Warns if the emulation of a round did not hold. The planner logs a source that does not answer."""
@@ -356,8 +342,7 @@ class JobRunner:
         """
         started, told = time.monotonic(), ""
         planned = self._planned_hosts()
-        for index, host_ids in planned.items():
-            self._used.setdefault(index, set()).update(host_ids)
+        self._take(job_devices.use(self._state.devices, planned, {}))
         schedule = self._job.schedule
         setting, limit = "wait_for_hosts_seconds", schedule.wait_for_hosts_seconds
         if self._failure or (planned and schedule.retry_seconds > limit):
@@ -369,13 +354,13 @@ class JobRunner:
                 self._lacking = self._missing_of(hosts, missing)
                 # After a restart of the scheduler, hosts register again one by one.
                 known = {status.host.host_id for status in self._registry.statuses()}
-                late = [name for names in self._used.values() for name in names - known]
+                late = self._state.devices.all_used - known
                 is_early = time.monotonic() - self._created < SILENCE_SECONDS
                 if not (self._lacking and late and is_early):
                     return hosts
             lacking = missing or self._lacking
             waiting_for = ", ".join(map(str, lacking))
-            left = min(limit - waited, self._tries.seconds_left(time.monotonic()))
+            left = min(limit - waited, self._state.tries.seconds_left(time.monotonic()))
             absent = self._look_around(lacking, left)
             if waiting_for != told:
                 self._progress.tell(
@@ -387,7 +372,8 @@ class JobRunner:
             self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
             self._calls.sleep()
             if left < 0:
-                self._newcomers = set()  # They are not the reason.
+                # They are not the reason.
+                self._take(replace(self._state.devices, newcomers=frozenset()))
                 cause = f". The attempt before failed: {self._cause}" if self._cause else ""
                 raise _HostsMissingError(
                     f"the job needs {waiting_for}, and has waited for {waited:.0f} s: schedule.{setting} allows "
@@ -396,35 +382,23 @@ class JobRunner:
                 )
 
     def _choose(self, *, fewer: bool) -> tuple[JobHosts | None, Sequence[str | Gap]]:
-        """Chooses among the living hosts. Devices that were blamed are left out where their cluster has other ones."""
+        """Chooses among the living hosts."""
         present = self._registry.alive()
-        alive = [host for host in present if host.host_id not in self._refused]
         trusted = {host.host_id for host in self._registry.alive(suspects=False)}
-        reached = self._progress.document.num_rounds_reached
-        self._restarting = see(self._restarting, _processes(present), reached)
-        restarting = self._restarting.left_out(reached)
         is_manual = self._job.schedule.strategy == "manual"
-        if is_manual or not fewer:
-            restarting = {}  # The job would wait for them, and commit no round meanwhile.
-        trusted -= self._not_finite | restarting.keys()
-        has_trusted = {
-            host.cluster_index
-            for host in alive
-            if host.role == DEVICE_AGENT and host.host_id in trusted
-        }
-        if not self._takes_suspects:
-            alive = [
-                host
-                for host in alive
-                if host.role != DEVICE_AGENT
-                or host.host_id in trusted
-                or host.cluster_index not in has_trusted
-            ]
-        reasons = {host_id: _say_restarts(until) for host_id, until in restarting.items()}
-        reasons |= dict.fromkeys(self._refused, "no plan was possible with it")
-        reasons |= dict.fromkeys(self._not_finite, "it sent values that are not finite")
-        self._left_out = {h.host_id: reasons.get(h.host_id, "") for h in present if h not in alive}
-        used = {name for names in self._used.values() for name in names}
+        devices, self._left_out = job_devices.choose(
+            self._state.devices,
+            [
+                Device(h.host_id, h.cluster_index, h.incarnation, h.host_id not in trusted)
+                for h in present
+                if h.role == DEVICE_AGENT
+            ],
+            self._progress.document.num_rounds_reached,
+            needs_all=is_manual or not fewer,
+        )
+        self._take(devices)
+        alive = [host for host in present if host.host_id not in self._left_out]
+        used = self._state.devices.all_used
         if is_manual and used:  # The job file has a number of blocks for each of these devices.
             alive = [h for h in alive if h.role != DEVICE_AGENT or h.host_id in used]
         preferred = self._planner.hosts.by_id.keys() if self._planner else used
@@ -442,7 +416,9 @@ class JobRunner:
             host_id
             for index, cluster in enumerate(hosts.clusters)
             if len(cluster.devices) < (self._job.num_devices(index) or math.inf)
-            for host_id in sorted(self._used.get(index, set()) - hosts.by_id.keys())
+            for host_id in sorted(
+                self._state.devices.used.get(index, frozenset()) - hosts.by_id.keys()
+            )
         ]
         return lost or list(missing)
 
@@ -455,12 +431,17 @@ class JobRunner:
                 return {p.cluster_index: {stage.host_id for stage in p.stages} for p in found.plans}
         return {}
 
+    def _take(self, devices: JobDevices) -> None:
+        self._state = replace(self._state, devices=devices)
+
     def _use(self, hosts: JobHosts) -> None:
         """Remembers which hosts the job uses."""
         self._taking_part = set(hosts.by_id)
-        self._restarting = take_part(self._restarting, _processes(hosts.devices))
-        for index, cluster in enumerate(hosts.clusters):
-            self._used.setdefault(index, set()).update(d.host_id for d in cluster.devices)
+        by_cluster = {
+            index: [device.host_id for device in cluster.devices]
+            for index, cluster in enumerate(hosts.clusters)
+        }
+        self._take(job_devices.use(self._state.devices, by_cluster, _processes(hosts.devices)))
 
     def _run_round(self, rounds: RoundRunner, planner: Planner, local_steps: int) -> None:
         """Runs a round, or an evaluation if there are no local steps. Waits for devices without which no plan is possible, if they
@@ -518,14 +499,13 @@ class JobRunner:
                 self._progress.jobs.save_planner_state(self.job_id, planner.state())
             planner.take_hosts(hosts)
             self._lacking = self._missing_of(planner.hosts, missing)
-            used = {name for names in self._used.values() for name in names}
-            self._newcomers |= {d.host_id for d in planner.hosts.devices} - used
+            ids = [device.host_id for device in planner.hosts.devices]
+            self._take(job_devices.join(self._state.devices, ids))
             changed = self._taking_part ^ planner.hosts.by_id.keys()
             if self._taking_part and changed:
-                names = ", ".join(device.host_id for device in planner.hosts.devices)
                 self._progress.tell(
                     scheduler_pb2.INCIDENT_CODE_HOSTS_CHANGED,
-                    f"goes on with {names}",
+                    f"goes on with {', '.join(ids)}",
                     *sorted(changed),
                 )
             self._use(planner.hosts)
@@ -537,7 +517,9 @@ class JobRunner:
     def _unreachable_among(self, devices: Iterable[scheduler_pb2.Host]) -> list[str]:
         """Returns the ids of devices that others could not reach, once for each time. Some link of theirs may still be cut, unless
         they were restarted."""
-        return [d.host_id for d in devices if self._blamed.pop(d.host_id, "") == d.incarnation]
+        changed, blamed = job_devices.forgive(self._state.devices, _processes(devices))
+        self._take(changed)
+        return blamed
 
     def _look_around(
         self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None
@@ -550,16 +532,17 @@ class JobRunner:
             lacking: What the job waits for. Without it, the job goes on without `_lacking`.
             waits_seconds: How long it still waits.
         """
-        used = self._taking_part.union(*self._used.values())
+        used = self._taking_part | self._state.devices.all_used
+        left_out = {host_id: _say_left_out(why) for host_id, why in self._left_out.items()}
         trouble = scheduler_pb2.JobTrouble(
-            missing=self._missing.look(used, lacking or self._lacking, self._left_out),
+            missing=self._missing.look(used, lacking or self._lacking, left_out),
             waiting=lacking is not None,
-            num_failures=self._tries.num_failures,
+            num_failures=self._state.tries.num_failures,
             failure=self._failure,
         )
         left = waits_seconds
         if left is None:
-            left = self._tries.seconds_to_try(time.monotonic())
+            left = self._state.tries.seconds_to_try(time.monotonic())
         if left is not None:
             trouble.gives_up_at.CopyFrom(timestamp_after(left))
         self._progress.set_trouble(trouble)
@@ -573,7 +556,7 @@ class JobRunner:
 
     def _tell_recovery(self, message: str) -> None:
         """Tells that the job got further, if attempts have failed or the scheduler was restarted before."""
-        failures = self._tries.num_failures
+        failures = self._state.tries.num_failures
         if failures or self._is_taken_over:
             attempts = "1 failed attempt" if failures == 1 else f"{failures} failed attempts"
             after = attempts if failures else "the restart of the scheduler"
@@ -602,8 +585,17 @@ def _processes(hosts: Iterable[scheduler_pb2.Host]) -> dict[str, str]:
     return {host.host_id: host.incarnation for host in hosts}
 
 
-def _say_restarts(until: int) -> str:
-    return (
-        f"it has restarted at least {PATIENCE:g} times while the job used it, so it takes part again when {until} rounds are "
-        "committed: look at its log"
-    )
+def _say_left_out(reason: LeftOut) -> str:
+    """Says why a device does not take part. The text is empty if others suspect it: they have said why."""
+    match reason.why:
+        case Why.RESTARTS:
+            return (
+                f"it has restarted at least {PATIENCE:g} times while the job used it, so it takes part again when {reason.until} rounds "
+                "are committed: look at its log"
+            )
+        case Why.NO_PLAN:
+            return "no plan was possible with it"
+        case Why.NOT_FINITE:
+            return "it sent values that are not finite"
+        case _:
+            return ""

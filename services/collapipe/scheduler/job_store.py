@@ -1,15 +1,11 @@
-"""Stores jobs, so that they survive a restart of the scheduler.
+"""Stores jobs, so that they survive a restart of the scheduler: in one database, with a document in JSON for each row."""
 
-The directory of a job holds `job.json`, one document for each round in `rounds/`, one for each committed round in
-`results/`, `planner.json`, and `events.json` with the last events.
-"""
-
+import json
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -28,13 +24,14 @@ from pydantic import (
 )
 
 from collapipe.data.rows import READING_VERSION
-from collapipe.documents import read_document, write_document
+from collapipe.database import FILE_NAME, NOT_STORED, Database
+from collapipe.documents import decode_json
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.mistakes import first_mistake
 from collapipe.rpc.stored_messages import message_from_json
-from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.grant_numbers import GrantNumbers
+from collapipe.scheduler.older_documents import put_away_documents, take_over_documents
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
@@ -219,6 +216,9 @@ class RoundDocument(_Document):
     is_revealed: bool = False
     """Whether control units may have revealed what removes the masks. A later attempt then has the same clusters, because two
     sums that differ by one cluster tell what that cluster has trained. Stored before they are asked."""
+    measured: _Committed | None = None
+    """What the round has measured, stored before its commit. If the scheduler dies before it knows of the commit, this becomes the
+    result."""
 
 
 class RoundResult(_Document):
@@ -254,40 +254,84 @@ class JobEvents(_Document):
     events: list[StoredEvent]
 
 
+_VERSION = 1
+SCHEMA = """
+    CREATE TABLE job (job_id TEXT PRIMARY KEY, document TEXT NOT NULL);
+    CREATE TABLE round (
+        job_id TEXT REFERENCES job ON DELETE CASCADE, round_index INTEGER, document TEXT NOT NULL, PRIMARY KEY (job_id, round_index)
+    );
+    CREATE TABLE result (
+        job_id TEXT REFERENCES job ON DELETE CASCADE, round_index INTEGER, document TEXT NOT NULL, PRIMARY KEY (job_id, round_index)
+    );
+    CREATE TABLE planner (job_id TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, document TEXT NOT NULL);
+    CREATE TABLE events (job_id TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, document TEXT NOT NULL);
+    CREATE TABLE deletion (number INTEGER PRIMARY KEY AUTOINCREMENT, job_id TEXT UNIQUE NOT NULL);
+    CREATE TABLE grant_number (reserved INTEGER NOT NULL);
+    INSERT INTO grant_number VALUES (0)
+"""
+
+_REMEDY = "restore a copy of this file, or start a new job"
+
+_REMEMBERED = 1000
+"""Deleted jobs that are remembered. A host that was away during more deletions keeps what it has of the older ones."""
+
+
 class JobStore:
-    """The jobs of a scheduler, which it keeps in its state directory."""
+    """The jobs of a scheduler, which it keeps in its state directory.
+
+    Raises:
+        CorruptDataError: The database is damaged, or is one of another version.
+        OSError: The disk is full, or does not work.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory / "jobs"
-        self._lock = threading.RLock()
+        self._database = Database(
+            directory / FILE_NAME,
+            _VERSION,
+            SCHEMA,
+            lambda new: take_over_documents(new, directory),
+        )
+        if self._database.is_new:
+            put_away_documents(self._database, directory)
+        elif (directory / "jobs").exists():
+            logger.warning(
+                "%s is not read: jobs of older versions are taken over only when there is no %s yet",
+                directory / "jobs",
+                FILE_NAME,
+            )
+        self._lock = self._database.lock
         self._jobs: dict[str, JobDocument] = {}
         self._unsaved: set[str] = set()
         """Ids of the jobs whose last change could not be stored."""
         self._unreadable: dict[str, str] = {}
         """What is wrong with the document of each job that is left out, by its id."""
-        self.deleted = DeletedJobs(directory)
-        self.grants = GrantNumbers(directory)
-        for path in self._directory.glob("*/job.json"):
+        self.grants = GrantNumbers(self._database)
+        self._deletions = self._read_deletions()
+        for job_id, text in self._database.execute("SELECT job_id, document FROM job"):
             try:
-                document = _read(path, JobDocument)
-                if document is None:
-                    continue
+                document = self._parse(f"job {job_id}", text, JobDocument)
                 document.status()  # refuses a job file of another version
-                if document.job_id != path.parent.name:
+                if document.job_id != job_id:
                     raise CorruptDataError(
-                        f"{path} is that of job {document.job_id}: restore the file of this job, or delete it"
+                        f"{self._database.path}: the document of job {job_id} is that of job {document.job_id}: {_REMEDY}"
                     )
             except (CorruptDataError, InvalidInputError, ValueError) as error:
-                logger.error("the job in %s is left out, the others are not: %s", path, error)
+                logger.error("job %s is left out, the others are not: %s", job_id, error)
                 if isinstance(error, CorruptDataError):
                     reason = str(error)
                 else:
-                    reason = f"{path} cannot be read ({error}): use the version of CollaPipe that wrote it"
-                self._unreadable[path.parent.name] = reason
+                    reason = f"its job file cannot be read ({error}): use the version of CollaPipe that wrote it"
+                self._unreadable[job_id] = reason
                 continue
-            if document.has_ended and not document.ended_at:  # An older version stored it.
-                document.ended_at = path.stat().st_mtime
             self._jobs[document.job_id] = document
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Stores what the block stores together: all of it or nothing. Raises the errors of `Database.transaction`."""
+        return self._database.transaction()
+
+    def close(self) -> None:
+        """Closes the database. Nothing can be stored or read any more."""
+        self._database.close()
 
     def take_over(self, *, abandon: bool) -> list[JobDocument]:
         """Queues the unfinished jobs of the last process of the scheduler for a next attempt, and returns them: first those
@@ -315,7 +359,7 @@ class JobStore:
                 document.attempt += 1
             try:
                 self.save(document)
-            except OSError:  # The next change of the job stores it, too.
+            except NOT_STORED:  # The next change of the job stores it, too.
                 logger.exception("the state of job %s could not be stored", document.job_id)
         return [document for document in unfinished if not document.has_ended]
 
@@ -409,7 +453,7 @@ class JobStore:
                 document.attempt += 1
             try:
                 self.save(document)
-            except OSError:  # The next change of the job stores it, too.
+            except NOT_STORED:  # The next change of the job stores it, too.
                 logger.exception("the state of job %s could not be stored", document.job_id)
         return number
 
@@ -453,11 +497,37 @@ class JobStore:
         """
         with self._lock:
             self.check_has_ended(job_id)
-            self.deleted.take(self._directory / job_id)
+            try:
+                self._delete_rows(job_id)
+            except OSError:  # On a full disk, this makes room.
+                if not self._database.free_reserve():
+                    raise
+                self._delete_rows(job_id)
             del self._jobs[job_id]
             self._unsaved.discard(job_id)
+            self._deletions = self._read_deletions()
+        self._database.give_room_back()
         logger.info("job %s was deleted: %s", job_id, reason)
-        self.deleted.finish()
+
+    def _delete_rows(self, job_id: str) -> None:
+        with self._database.transaction():
+            self._database.execute("DELETE FROM job WHERE job_id = ?", job_id)
+            self._database.execute("INSERT OR IGNORE INTO deletion (job_id) VALUES (?)", job_id)
+            self._database.execute(
+                "DELETE FROM deletion WHERE number <= (SELECT max(number) FROM deletion) - ?",
+                _REMEMBERED,
+            )
+
+    def deletions_after(self, num_deletions: int) -> tuple[list[str], int]:
+        """Returns the ids of the remembered jobs that were deleted after so many deletions, the oldest first, and the number of all
+        deletions."""
+        total, job_ids = self._deletions  # Another thread may replace it meanwhile.
+        return job_ids[max(0, len(job_ids) - (total - num_deletions)) :], total
+
+    def _read_deletions(self) -> tuple[int, list[str]]:
+        """Returns the number of all deletions, and the ids of the last ones."""
+        rows = self._database.execute("SELECT number, job_id FROM deletion ORDER BY number")
+        return rows[-1][0] if rows else 0, [job_id for _, job_id in rows]
 
     def check_has_ended(self, job_id: str) -> None:
         """Raises the errors of `delete`."""
@@ -523,16 +593,19 @@ class JobStore:
         """Tries again to store the jobs of `has_unsaved_ends`."""
         with self._lock:
             for job_id in [each for each in self._unsaved if self._jobs[each].has_ended]:
-                with suppress(OSError):
+                with suppress(*NOT_STORED):
                     self.save(self._jobs[job_id])
 
     def _write(self, document: JobDocument) -> None:
-        path = self._directory / document.job_id / "job.json"
-        write_document(path, document.model_dump(mode="json"))
+        self._database.execute(
+            "INSERT INTO job VALUES (?, ?) ON CONFLICT (job_id) DO UPDATE SET document = excluded.document",
+            document.job_id,
+            _to_json(document),
+        )
 
     def find_round(self, job_id: str, round_index: int) -> RoundDocument | None:
         """Returns the last attempt at a round, or `None` if the round was never planned."""
-        return _read(self._round_path(job_id, round_index), RoundDocument)
+        return self._find_of_round("round", job_id, round_index, RoundDocument)
 
     def round(self, job_id: str, round_index: int) -> RoundDocument:
         """Returns the last attempt at a round; raises `NotFoundError` if there is no such job or round."""
@@ -547,16 +620,22 @@ class JobStore:
 
     def save_round(self, job_id: str, round_index: int, document: RoundDocument) -> None:
         """Stores an attempt at a round. It replaces the previous attempt, with its result."""
-        self._result_path(job_id, round_index).unlink(missing_ok=True)
-        write_document(self._round_path(job_id, round_index), document.model_dump(mode="json"))
+        text = _to_json(
+            document
+        )  # A large one takes a while, in which others may use the database.
+        with self._database.transaction():
+            self._database.execute(
+                "DELETE FROM result WHERE job_id = ? AND round_index = ?", job_id, round_index
+            )
+            self._put_of_round("round", job_id, round_index, text)
 
     def find_result(self, job_id: str, round_index: int) -> RoundResult | None:
         """Returns what a committed round has measured; `None` if an older version committed it, or it is not committed."""
-        return _read(self._result_path(job_id, round_index), RoundResult)
+        return self._find_of_round("result", job_id, round_index, RoundResult)
 
     def save_result(self, job_id: str, round_index: int, result: RoundResult) -> None:
         """Stores the result of a round. It replaces that of an earlier attempt."""
-        write_document(self._result_path(job_id, round_index), result.model_dump(mode="json"))
+        self._put_of_round("result", job_id, round_index, _to_json(result))
 
     def find_events(self, job_id: str) -> list[dict[str, Any]] | None:
         """Returns the events that were stored when the job was last over; `None` if there are none.
@@ -564,35 +643,100 @@ class JobStore:
         Raises:
             CorruptDataError: They are damaged.
         """
-        found = _read(self._directory / job_id / "events.json", JobEvents)
+        found = self._find_of_job("events", job_id, JobEvents)
         return None if found is None else [event.model_dump() for event in found.events]
 
     def save_events(self, job_id: str, events: list[dict[str, Any]]) -> None:
         """Stores the last events of a job, unless it was deleted."""
         with self._lock:
             if job_id in self._jobs:
-                document = JobEvents.model_validate({"events": events}).model_dump(mode="json")
-                write_document(self._directory / job_id / "events.json", document)
+                self._put_of_job("events", job_id, JobEvents.model_validate({"events": events}))
 
     def planner_state(self, job_id: str) -> PlannerState | None:
         """Returns the stored state of a job's planner; `None` if there is no state that can be used."""
         try:
-            return _read(self._planner_path(job_id), PlannerState)
+            return self._find_of_job("planner", job_id, PlannerState)
         except CorruptDataError as error:
             logger.warning("the hosts of job %s are profiled again: %s", job_id, error)
             return None
 
     def save_planner_state(self, job_id: str, state: PlannerState) -> None:
-        write_document(self._planner_path(job_id), state.model_dump(mode="json"))
+        self._put_of_job("planner", job_id, state)
 
-    def _planner_path(self, job_id: str) -> Path:
-        return self._directory / job_id / "planner.json"
+    def dump(self, job_id: str) -> Iterator[tuple[str, int | None, str]]:
+        """Yields all that is stored of a job: the table, the index of the round if it has one, and the document in JSON.
 
-    def _round_path(self, job_id: str, round_index: int) -> Path:
-        return self._directory / job_id / "rounds" / f"{round_index:06d}.json"
+        Raises:
+            NotFoundError: There is no such job.
+        """
+        if job_id not in self._unreadable:
+            self.get(job_id)
+        for table in ("job", "planner", "events"):
+            statement = f"SELECT document FROM {table} WHERE job_id = ?"
+            for (text,) in self._read(statement, job_id):
+                yield table, None, text
+        for table in ("round", "result"):
+            statement = f"SELECT round_index FROM {table} WHERE job_id = ? ORDER BY round_index"
+            for (round_index,) in self._read(statement, job_id):
+                for text in self._texts_of_round(table, job_id, round_index):
+                    yield table, round_index, text
 
-    def _result_path(self, job_id: str, round_index: int) -> Path:
-        return self._directory / job_id / "results" / f"{round_index:06d}.json"
+    def _find_of_job(self, table: str, job_id: str, schema: type[_D]) -> _D | None:
+        rows = self._read(f"SELECT document FROM {table} WHERE job_id = ?", job_id)
+        what = f"the row of job {job_id} in table {table}"
+        return self._parse(what, rows[0][0], schema) if rows else None
+
+    def _find_of_round(
+        self, table: str, job_id: str, round_index: int, schema: type[_D]
+    ) -> _D | None:
+        texts = self._texts_of_round(table, job_id, round_index)
+        what = f"the row of round {round_index + 1} of job {job_id} in table {table}"
+        return self._parse(what, texts[0], schema) if texts else None
+
+    def _texts_of_round(self, table: str, job_id: str, round_index: int) -> list[str]:
+        statement = f"SELECT document FROM {table} WHERE job_id = ? AND round_index = ?"
+        return [text for (text,) in self._read(statement, job_id, round_index)]
+
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Returns the rows that a statement finds; raises `CorruptDataError` if the disk does not give them."""
+        try:
+            return self._database.execute(statement, *values)
+        except OSError as error:
+            raise CorruptDataError(
+                f"{self._database.path} cannot be read ({error}): mend its permissions or its disk"
+            ) from error
+
+    def _put_of_job(self, table: str, job_id: str, document: BaseModel) -> None:
+        self._database.execute(
+            f"INSERT OR REPLACE INTO {table} VALUES (?, ?)", job_id, _to_json(document)
+        )
+
+    def _put_of_round(self, table: str, job_id: str, round_index: int, text: str) -> None:
+        self._database.execute(
+            f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", job_id, round_index, text
+        )
+
+    def _parse(self, what: str, text: str, schema: type[_D]) -> _D:
+        """Reads a document; raises `CorruptDataError` if it is damaged, or of another version."""
+        name = f"{self._database.path}: {what}"
+        try:
+            document = decode_json(text)
+        except ValueError as error:
+            raise CorruptDataError(f"{name} is damaged ({error}): {_REMEDY}") from error
+        if not isinstance(document, dict):
+            raise CorruptDataError(f"{name} is damaged (not an object): {_REMEDY}")
+        found, known = document.get("version", 1), schema.model_fields.get("version")
+        if known is not None and found != known.default:
+            raise CorruptDataError(
+                f"{name} has format version {found}, but this scheduler reads version {known.default}: use the version "
+                "of CollaPipe that wrote it, or start a new job"
+            )
+        try:
+            return schema.model_validate(document)
+        except ValidationError as error:
+            raise CorruptDataError(
+                f"{name} is damaged ({first_mistake(error)}): {_REMEDY}"
+            ) from error
 
 
 def begins_anew(commit: plan_pb2.Commit) -> bool:
@@ -600,22 +744,8 @@ def begins_anew(commit: plan_pb2.Commit) -> bool:
     return 0 < commit.anew_since == commit.attempt
 
 
-def _read(path: Path, schema: type[_D]) -> _D | None:
-    document = read_document(path)
-    if document is None:
-        return None
-    found, known = document.get("version", 1), schema.model_fields.get("version")
-    if known is not None and found != known.default:
-        raise CorruptDataError(
-            f"{path} has format version {found}, but this scheduler reads version {known.default}: use the version "
-            "of CollaPipe that wrote it, or start a new job"
-        )
-    try:
-        return schema.model_validate(document)
-    except ValidationError as error:
-        raise CorruptDataError(
-            f"{path} is damaged ({first_mistake(error)}): restore it or delete it"
-        ) from error
+def _to_json(document: BaseModel) -> str:
+    return json.dumps(document.model_dump(mode="json"), sort_keys=True)
 
 
 def _say_other_reading(document: JobDocument) -> str:

@@ -275,10 +275,16 @@ class Planner:
         Args:
             is_typical: Whether all clusters ran in this attempt, and none was late. The times of another round are not used.
         """
-        self._current_plans = decision.plans
         if is_typical:
             self._add_times(decision, summaries, seconds)
         self._has_committed = True
+        self.take_over_round(decision, summaries, seconds)
+
+    def take_over_round(
+        self, decision: RoundDecision, summaries: Sequence[job_pb2.RoundSummary], seconds: float
+    ) -> None:
+        """Adds the plans and the energy of a committed round, whose hosts may be gone. It adds no times."""
+        self._current_plans = _among(self._hosts, decision.plans)
         budgets = {
             host_id: host.energy_budget_joules
             for host_id, host in self._hosts.by_id.items()

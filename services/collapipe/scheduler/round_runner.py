@@ -1,15 +1,18 @@
 """Runs the rounds of a job on its present hosts: each round is a transaction (docs/architecture.md)."""
 
+import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from collapipe.database import NOT_STORED
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
     CollapipeError,
     InfeasibleError,
+    InvalidInputError,
     PeerFaultyError,
     PeerLostError,
     WrongStateError,
@@ -53,6 +56,8 @@ from collapipe.v1 import (
     secure_aggregation_pb2,
 )
 
+logger = logging.getLogger(__name__)
+
 _TRACK = "round"
 """The track of the phases of a round in a trace."""
 
@@ -93,6 +98,7 @@ class RoundRunner:
         self._planning = RoundPlanning(progress, prepared, planner)
         self._unusual = UnusualChanges(progress)
         self._candidate_plans: list[plan_pb2.Plan | None] = []
+        self._recover_result(prepared.commit)
         last = self._with_copied_candidate(prepared.commit)
         self._kept = (
             kept.usable(last, planner.hosts) if kept and can_catch_up(progress, last) else None
@@ -138,7 +144,7 @@ class RoundRunner:
         copied = (candidate.attempt, candidate.num_rounds) if self._is_copied else None
         if copied not in (None, document.copied_candidate):
             document.copied_candidate = copied
-            with suppress(OSError):  # The next change of the job stores it, too.
+            with suppress(*NOT_STORED):  # The next change of the job stores it, too.
                 self._progress.save()
 
     @property
@@ -163,6 +169,23 @@ class RoundRunner:
             job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
         )
         return self._commit_round(attempt, [], candidate_copied=True).commit
+
+    def _recover_result(self, last: plan_pb2.Commit) -> None:
+        """Stores what the last commit has measured, if an earlier process or attempt did not learn of the commit."""
+        jobs, job_id, round_index = self._progress.jobs, self._progress.job_id, last.num_rounds - 1
+        try:
+            if round_index < 0 or jobs.find_result(job_id, round_index) is not None:
+                return
+            recorded = jobs.find_round(job_id, round_index)
+            if recorded is None or recorded.attempt != last.attempt or recorded.measured is None:
+                return
+            decision = RoundDecision.from_json(recorded.decision)
+        except (*NOT_STORED, InvalidInputError):  # No later round depends on it.
+            logger.exception("job %s: the result of round %d is lost", job_id, last.num_rounds)
+            return
+        measured = recorded.measured
+        self._planner.take_over_round(decision, measured.summaries, measured.round_seconds)
+        self._progress.round_committed(measured, last, self._planner.state())
 
     def _beginning(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
         """Returns the commit from which this attempt goes on."""
@@ -258,14 +281,42 @@ class RoundRunner:
             OSError: A document could not be stored.
         """
         started = time.monotonic()
+        decides_anew = decides_anew and self._decides_anew
         if self._is_behind:
             try:
                 self._catch_up()
             except InfeasibleError:
                 # The next attempt may change the rounds, but then all clusters repeat them.
-                if self._decides_anew and decides_anew:
+                if decides_anew:
                     self._kept = None
                 raise
+        round_ = self._begin(local_steps, started, decides_anew=decides_anew)
+        # Masked results are of no use without all other clusters.
+        keeps = local_steps > 0 and not self._job.averaging.secure
+        try:
+            with SPANS.span(_TRACK, "run"):
+                prepared = self._calls.in_parallel(
+                    lambda plan: self._run_or_reuse(round_, plan),
+                    round_.document.plans,
+                    meanwhile=lambda: self._meanwhile(round_),
+                    ends_all=lambda error: self._ends_all(error) or not keeps,
+                )
+        except CollapipeError as error:
+            if keeps:
+                self._keep(round_)
+            outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
+            metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
+            raise
+        self._kept = None
+        if local_steps:
+            changes = self._commit_with_whom_it_can(round_, prepared)
+            self._unusual.look_at(round_.index, changes, round_.document.plans)
+            self._learn(round_)
+        elif self._is_copied:  # The last commit is repeated with the new restore point.
+            self._commit_round(self._progress.attempt(round_.index - 1), [], candidate_copied=True)
+
+    def _begin(self, local_steps: int, started: float, *, decides_anew: bool) -> "_Round":
+        """Plans and publishes a round. What it may reveal of rows is counted, and its masks are agreed on."""
         round_index = self._commit.num_rounds
         attempt = self._progress.attempt(round_index)
         SPANS.begin_round(attempt.job_id, round_index, attempt.attempt)
@@ -276,10 +327,9 @@ class RoundRunner:
                 self._commit,
                 earlier,
                 evaluation_only=not local_steps,
-                decides_anew=self._decides_anew and decides_anew,
+                decides_anew=decides_anew,
             )
         self.has_plan = True
-        plans = document.plans
         is_decided = self._planning.is_repeated(round_index) or document.is_revealed
         recorded = document.late_clusters if is_decided else None
         # An evaluation waits for all clusters.
@@ -293,135 +343,129 @@ class RoundRunner:
         )
         for index in self._failing.now.pausing(round_index):
             late.decide(round_clusters.fail, index)
+        round_ = _Round(attempt, local_steps, started, document, decision, earlier, late)
         if local_steps:
             self._planner.round_started(decision)
             self._progress.publish(
                 round_started=scheduler_pb2.RoundStarted(
                     round_index=round_index,
                     attempt=attempt.attempt,
-                    plans=plans,
+                    plans=document.plans,
                     change=say_change(decision),
                 )
             )
-        masking = None
         if document.total_samples:
             with SPANS.span(_TRACK, "exchange masking keys"):
-                masking = self._agree_on_masks(attempt, document, late)
+                round_.masking = self._agree_on_masks(round_)
         if local_steps and self._job.privacy.is_on:
             self._progress.begin_private_round()
-        results: dict[int, control_unit_pb2.RoundPrepared] = {}
+        return round_
 
-        def run_cluster(plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
-            index = plan.cluster_index
-            if index in earlier and late.decide(round_clusters.end, index):
-                result = earlier[index].prepared
-            else:
-                result = self._run_cluster(
-                    plan, decision, document, late, masking, evaluation_only=not local_steps
-                )
-            results[index] = result
-            return result
+    def _run_or_reuse(
+        self, round_: "_Round", plan: plan_pb2.Plan
+    ) -> control_unit_pb2.RoundPrepared:
+        """Runs the part of one cluster, unless the cluster has kept its result from the attempt before."""
+        index = plan.cluster_index
+        if index in round_.earlier and round_.late.decide(round_clusters.end, index):
+            result = round_.earlier[index].prepared
+        else:
+            result = self._run_cluster(round_, plan)
+        round_.results[index] = result
+        return result
 
-        try:
-            with SPANS.span(_TRACK, "run"):
-                prepared = self._calls.in_parallel(
-                    run_cluster,
-                    plans,
-                    meanwhile=lambda: self._meanwhile(late, attempt),
-                    ends_all=lambda error: self._ends_all(error) or not self._keeps(local_steps),
-                )
-        except CollapipeError as error:
-            if self._keeps(local_steps):
-                self._keep(results, late, plans, decision)
-            outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
-            metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
-            raise
-        self._kept = None
-        copied = self._is_copied
-        if not local_steps:
-            if copied:  # The last commit is repeated with the new restore point.
-                last = self._progress.attempt(round_index - 1)
-                self._commit_round(last, [], candidate_copied=True)
-            return
-        answer = None
-        while answer is None:
-            for index in late.now.failed:
+    def _commit_with_whom_it_can(
+        self, round_: "_Round", prepared: list[control_unit_pb2.RoundPrepared]
+    ) -> Mapping[int, float]:
+        """Commits a round without the clusters that are late, and without those because of which it cannot be committed.
+
+        Returns how far each cluster has changed the weights.
+
+        Raises:
+            CollapipeError: It cannot be committed.
+        """
+        while True:
+            for index in round_.late.now.failed:
                 prepared[index] = without_result(self._commit.clusters[index], prepared[index])
-            late_clusters = sorted(late.now.late)
-            ended_early = {
-                index: cluster.summary.local_steps
-                for index, cluster in enumerate(prepared)
-                if 0 < cluster.summary.local_steps < local_steps
-            }
             try:
-                if masking is not None:
-                    _check_rows(prepared, late.now.late, document.total_samples)
-                result = {
-                    "late_clusters": late_clusters,
-                    "failed_clusters": sorted(late.now.failed),
-                    "ended_early": ended_early,
-                    "is_revealed": masking is not None,
-                }
-                with_result = document.model_copy(update=result)
-                if with_result != document:
-                    document = with_result
-                    self._progress.jobs.save_round(attempt.job_id, round_index, document)
+                if round_.masking is not None:
+                    _check_rows(prepared, round_.late.now.late, round_.document.total_samples)
+                self._store_before_commit(round_, prepared)
                 with SPANS.span(_TRACK, "commit"):
-                    present = [i for i in range(self._job.clusters) if i not in late.now.late]
-                    unmasking = masking.reveal(present) if masking is not None else None
+                    late = round_.late.now.late
+                    present = [i for i in range(self._job.clusters) if i not in late]
                     answer = self._commit_round(
-                        attempt,
+                        round_.attempt,
                         [cluster.state for cluster in prepared],
-                        candidate_copied=copied,
+                        candidate_copied=self._is_copied,
                         is_candidate=self._makes_candidate(),
-                        late_clusters=late_clusters,
-                        unmasking=unmasking,
+                        late_clusters=round_.document.late_clusters,
+                        unmasking=round_.masking.reveal(present) if round_.masking else None,
                     )
             except CollapipeError as error:
-                if document.is_revealed or not self._going_on.commits_without(
-                    error, late, round_index
+                if round_.document.is_revealed or not self._going_on.commits_without(
+                    error, round_.late, round_.index
                 ):
                     raise
-        for index, plan in enumerate(plans):
-            if index in late.now.failed:
+            else:
+                self._commit = answer.commit
+                return answer.changes
+
+    def _store_before_commit(
+        self, round_: "_Round", prepared: Sequence[control_unit_pb2.RoundPrepared]
+    ) -> None:
+        """Stores with which clusters a round is committed, and what they have measured. A repeated round has the same clusters."""
+        clusters = round_.late.now
+        measured = scheduler_pb2.RoundCommitted(
+            num_rounds=round_.index + 1,
+            summaries=[cluster.summary for cluster in prepared],
+            round_seconds=time.monotonic() - round_.started,
+            late_clusters=sorted(clusters.late),
+            privacy_loss=self._progress.document.privacy_loss,
+        )
+        result = {
+            "late_clusters": sorted(clusters.late),
+            "failed_clusters": sorted(clusters.failed),
+            "ended_early": {
+                index: cluster.summary.local_steps
+                for index, cluster in enumerate(prepared)
+                if 0 < cluster.summary.local_steps < round_.local_steps
+            },
+            "is_revealed": round_.masking is not None,
+            "measured": measured,
+        }
+        round_.document = round_.document.model_copy(update=result)
+        self._progress.jobs.save_round(round_.attempt.job_id, round_.index, round_.document)
+
+    def _learn(self, round_: "_Round") -> None:
+        """Takes over what a committed round has changed and measured, and stores it."""
+        clusters, document = round_.late.now, round_.document
+        for index, plan in enumerate(document.plans):
+            if index in clusters.failed:
                 self._requests.previous_plans[index] = None
-            elif index not in late.now.late:
+            elif index not in clusters.late:
                 self._requests.previous_plans[index] = plan
-                self._failing.change(after_round, index, round_index)
-        self._commit = answer.commit
-        self._unusual.look_at(round_index, answer.changes, plans)
+                self._failing.change(after_round, index, round_.index)
         self._requests.restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
             self._candidate_plans = list(self._requests.previous_plans)
-            self._clusters.has_copy = set(late.now.failed)
-        summaries = [cluster.summary for cluster in prepared]
-        seconds = time.monotonic() - started
-        _export_phases(self._job, summaries, seconds, {*late_clusters, *ended_early})
+            self._clusters.has_copy = set(clusters.failed)
+        measured = document.measured
+        assert measured is not None
+        measured.round_seconds = time.monotonic() - round_.started
+        _export_phases(self._job, measured, {*document.late_clusters, *document.ended_early})
         ran = [
-            earlier[index].plan if index in earlier else plan
-            for index, plan in enumerate(decision.plans)
+            round_.earlier[index].plan if index in round_.earlier else plan
+            for index, plan in enumerate(round_.decision.plans)
         ]
         self._planner.round_committed(
-            replace(decision, plans=tuple(ran)),
-            summaries,
-            seconds,
-            is_typical=not late_clusters and not ended_early and not earlier,
+            replace(round_.decision, plans=tuple(ran)),
+            measured.summaries,
+            measured.round_seconds,
+            is_typical=not (document.late_clusters or document.ended_early or round_.earlier),
         )
-        self._progress.jobs.save_planner_state(attempt.job_id, self._planner.state())
-        self._progress.committed(self._commit)
-        self._progress.round_committed(
-            scheduler_pb2.RoundCommitted(
-                num_rounds=self._commit.num_rounds,
-                summaries=summaries,
-                round_seconds=seconds,
-                late_clusters=late_clusters,
-                privacy_loss=self._progress.document.privacy_loss,
-            )
-        )
+        self._progress.round_committed(measured, self._commit, self._planner.state())
 
-    def _agree_on_masks(
-        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: Held[RoundClusters]
-    ) -> MaskingCalls:
+    def _agree_on_masks(self, round_: "_Round") -> MaskingCalls:
         """Returns the masks of the clusters that take part.
 
         Raises:
@@ -430,33 +474,26 @@ class RoundRunner:
         """
         units = [c.control_unit.host_id for c in self._planner.hosts.clusters]
         try:
-            return self._masking(attempt, document, late)
+            return self._masking(round_)
         except PeerLostError as error:
             index = units.index(error.host_id)
-            if self._going_on.without(index, error, late, self._commit.num_rounds):
+            if self._going_on.without(index, error, round_.late, round_.index):
                 raise AttemptFailedError(str(error)) from error
             raise
 
-    def _masking(
-        self, attempt: plan_pb2.Attempt, document: RoundDocument, late: Held[RoundClusters]
-    ) -> MaskingCalls:
+    def _masking(self, round_: "_Round") -> MaskingCalls:
         """Lets the clusters that are to run a round agree on masks."""
-        clusters = [
-            plan.cluster_index for plan in document.plans if plan.cluster_index not in late.now.late
-        ]
+        late = round_.late.now.late
+        indices = [plan.cluster_index for plan in round_.document.plans]
         return MaskingCalls(
             self._progress,
             self._planner,
             self._channels,
             self._calls,
-            attempt,
-            clusters,
-            document.total_samples,
+            round_.attempt,
+            [index for index in indices if index not in late],
+            round_.document.total_samples,
         )
-
-    def _keeps(self, local_steps: int) -> bool:
-        """Returns whether clusters keep results of a round that fails. Masked ones are of no use without all other clusters."""
-        return local_steps > 0 and not self._job.averaging.secure
 
     def _ends_all(self, error: BaseException) -> bool:
         """Returns whether a failure of one cluster ends the round of the others at once. Otherwise they end their round first."""
@@ -465,17 +502,10 @@ class RoundRunner:
             return refuses or error.host_id == self._planner.hosts.edge_server.host_id
         return not isinstance(error, CollapipeError) or isinstance(error, CancelledError)
 
-    def _keep(
-        self,
-        results: Mapping[int, control_unit_pb2.RoundPrepared],
-        late: Held[RoundClusters],
-        plans: Sequence[plan_pb2.Plan],
-        decision: RoundDecision,
-    ) -> None:
+    def _keep(self, round_: "_Round") -> None:
         """Keeps the results of the clusters that have ended a round which failed."""
         hosts = self._planner.hosts
-        earlier = self._kept.results if self._kept else {}
-        if late.now.failed:  # They could not catch up alone.
+        if round_.late.now.failed:  # They could not catch up alone.
             self._kept = None
             return
         kept = KeptResults(
@@ -484,50 +514,47 @@ class RoundRunner:
             evaluations=self._clusters.evaluations,
             num_failures=self._num_failures_before + 1 if self._kept else 0,
         )
-        for index, prepared in results.items():
-            if index in earlier:
-                kept.results[index] = earlier[index]
-            elif index not in late.now.late:
-                ids = [stage.host_id for stage in plans[index].stages]
+        for index, prepared in round_.results.items():
+            if index in round_.earlier:
+                kept.results[index] = round_.earlier[index]
+            elif index not in round_.late.now.late:
+                plan = round_.document.plans[index]
+                ids = [stage.host_id for stage in plan.stages]
                 incarnations = {host_id: hosts.by_id[host_id].incarnation for host_id in ids}
                 kept.results[index] = KeptResult(
-                    prepared, plans[index], decision.plans[index], incarnations
+                    prepared, plan, round_.decision.plans[index], incarnations
                 )
         self._kept = kept
 
-    def _run_cluster(
-        self,
-        plan: plan_pb2.Plan,
-        decision: RoundDecision,
-        document: RoundDocument,
-        late: Held[RoundClusters],
-        masking: MaskingCalls | None,
-        *,
-        evaluation_only: bool,
-    ) -> control_unit_pb2.RoundPrepared:
+    def _run_cluster(self, round_: "_Round", plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
         """Runs the part of one cluster. A late cluster returns the state from which it began."""
-        index = plan.cluster_index
+        index, late = plan.cluster_index, round_.late
         unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
-        evaluates = self._evaluates(0 if evaluation_only else self._job.training.local_steps)
+        evaluates = self._evaluates(round_.local_steps)
         if index in late.now.late:
             if evaluates and index in late.now.failed:
                 self._count_nothing(index)
             return unprepared
         commit = self._commit
         request = self._requests.make(
-            plan, decision, commit.num_rounds, commit.clusters[index], document, commit.anew_since
+            plan,
+            round_.decision,
+            round_.index,
+            commit.clusters[index],
+            round_.document,
+            commit.anew_since,
         )
-        if evaluation_only:
+        if not round_.local_steps:
             request.local_steps = 0
-        if masking is not None:
-            request.masked.CopyFrom(masking.masked_round(index))
+        if round_.masking is not None:
+            request.masked.CopyFrom(round_.masking.masked_round(index))
         request.evaluate = evaluates
         if self._commit.HasField("candidate"):
             request.candidate.CopyFrom(self._commit.candidate.clusters[index])
             # A cluster that was always late has its optimizer states on the disks already.
             candidate_plan = self._candidate_plans[index]
             request.candidate_stages.extend(candidate_plan.stages if candidate_plan else ())
-            request.wait_for_copy = evaluation_only or self._makes_candidate()
+            request.wait_for_copy = not round_.local_steps or self._makes_candidate()
 
         def on_progress(progress: job_pb2.RoundProgress) -> None:
             if progress.training_began:
@@ -539,7 +566,7 @@ class RoundRunner:
         except CollapipeError as error:
             if index in late.now.late:
                 return unprepared
-            if not self._going_on.without(index, error, late, self._commit.num_rounds):
+            if not self._going_on.without(index, error, late, round_.index):
                 raise
             if evaluates:
                 self._count_nothing(index)
@@ -550,14 +577,14 @@ class RoundRunner:
         """Lets the evaluation go on without a cluster that fails."""
         self._clusters.count(index, job_pb2.EvaluationSums(), self._commit.num_rounds)
 
-    def _meanwhile(self, late: Held[RoundClusters], attempt: plan_pb2.Attempt) -> None:
+    def _meanwhile(self, round_: "_Round") -> None:
         """Ends late clusters, and stores when the candidate is copied."""
         self.store_copied()
-        late.change(round_clusters.look, time.monotonic())
+        round_.late.change(round_clusters.look, time.monotonic())
         if self._job.may_leave_out_clusters:
-            self._clusters.stop(late.now.to_end)
+            self._clusters.stop(round_.late.now.to_end)
         else:
-            self._clusters.end_training(late.now.to_end, attempt)
+            self._clusters.end_training(round_.late.now.to_end, round_.attempt)
 
     def _commit_round(
         self,
@@ -604,6 +631,36 @@ class RoundRunner:
         )
 
 
+@dataclass
+class _Round:
+    """One attempt at a round.
+
+    Args:
+        local_steps: Mini-batches of each cluster; 0 for an evaluation.
+        started: When it began, as `time.monotonic` says.
+        document: The record of the attempt.
+        earlier: What clusters have kept from the attempt before, by their indices.
+        late: The clusters without which it is committed.
+        masking: `None` unless the changes of the clusters are masked.
+        results: Those of the clusters that have ended, by their indices.
+    """
+
+    attempt: plan_pb2.Attempt
+    local_steps: int
+    started: float
+    document: RoundDocument
+    decision: RoundDecision
+    earlier: Mapping[int, KeptResult]
+    late: Held[RoundClusters]
+    masking: MaskingCalls | None = None
+    results: dict[int, control_unit_pb2.RoundPrepared] = field(default_factory=dict)
+
+    @property
+    def index(self) -> int:
+        """The round, from 0."""
+        return self.attempt.round_index
+
+
 def round_rules(job: JobConfig) -> RoundRules:
     """Returns what a job says about late clusters."""
     schedule = job.schedule
@@ -632,13 +689,10 @@ def _check_rows(
 
 
 def _export_phases(
-    job: JobConfig,
-    summaries: Sequence[job_pb2.RoundSummary],
-    seconds: float,
-    late_clusters: Collection[int],
+    job: JobConfig, measured: scheduler_pb2.RoundCommitted, late_clusters: Collection[int]
 ) -> None:
-    metrics.ROUND_SECONDS.labels("committed").observe(seconds)
-    for index, summary in enumerate(summaries):
+    metrics.ROUND_SECONDS.labels("committed").observe(measured.round_seconds)
+    for index, summary in enumerate(measured.summaries):
         cluster = str(job.host_clusters[index])
         # The series exists from the first round on, so that Prometheus sees it grow.
         late_rounds = metrics.LATE_ROUNDS.labels(cluster)

@@ -60,6 +60,9 @@ _RELEASE_SECONDS = 5.0
 _QUEUE_SECONDS = 10.0
 """How often a queued job says anew what it waits for."""
 
+_MOST_CHARACTERS = 1 << 20
+"""Characters of a stored document in one message."""
+
 _KEPT_LOGS = 16
 """Jobs that are over and whose events stay in memory, for clients that lost their connection. The page reads the others from disk."""
 
@@ -140,7 +143,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             return answer
         check_is_caller(context, request.host_id)
         host = self._registry.heartbeat(request.host_id, request.incarnation)
-        job_ids, total = self._jobs.deleted.after(request.num_deletions)
+        job_ids, total = self._jobs.deletions_after(request.num_deletions)
         answer.deleted_job_ids.extend(job_ids)
         answer.num_deletions = total
         answer.least_grant = self._least_grant(host)
@@ -396,6 +399,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         for part in report(document, records, events, self.queue()):
             yield scheduler_pb2.GetRecordsResponse(part_json=json.dumps(part, allow_nan=False))
 
+    def DumpJob(
+        self, request: scheduler_pb2.DumpJobRequest, context: grpc.ServicerContext
+    ) -> Iterator[scheduler_pb2.DumpJobResponse]:
+        for table, round_index, document in self._jobs.dump(request.job_id):
+            for start in range(0, len(document), _MOST_CHARACTERS):
+                part = document[start : start + _MOST_CHARACTERS]
+                yield scheduler_pb2.DumpJobResponse(
+                    table=table, round_index=round_index, document_json=part
+                )
+
     def GetTrace(
         self, request: scheduler_pb2.GetTraceRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.GetTraceResponse]:
@@ -528,5 +541,5 @@ def _refusing_contradictions() -> Iterator[None]:
         yield
     except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise CorruptDataError(
-            f"the stored decision contradicts itself ({type(error).__name__}: {error}): restore the file of the round"
+            f"the stored decision contradicts itself ({type(error).__name__}: {error}): restore a copy of the database"
         ) from error

@@ -167,6 +167,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
                 waiting_for=session.waiting_for,
                 received_bytes=session.received_bytes,
                 moved_bytes=session.moved_bytes,
+                is_idle=session.is_idle,
             )
             return stage_pb2.RunStageResponse(progress=progress)
 

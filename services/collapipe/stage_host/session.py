@@ -126,6 +126,13 @@ class StageSession:
         return stage.waiting_for if stage else self._phase
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the stage waits for the next command."""
+        pushes, stage = self._pushes, self._stage
+        is_pushing = pushes is not None and bool(pushes.waiting_for)
+        return stage is not None and stage.is_idle and not is_pushing
+
+    @property
     def received_bytes(self) -> int:
         """Bytes that have arrived from both neighbours, and bytes of labels."""
         return self._received_label_bytes + sum(link.received_bytes for link in self._incoming)

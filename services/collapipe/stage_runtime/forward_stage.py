@@ -25,7 +25,7 @@ from collapipe.telemetry.spans import SPANS
 from collapipe.tensors import ACTIVATION, LABELS, Frame, FrameKind
 from collapipe.work_shares import FORWARD_SHARE
 
-IDLE = "get the next command"
+_IDLE = "get the next command"
 
 
 @dataclass(kw_only=True)
@@ -79,10 +79,15 @@ class ForwardStage:
         self._work = StageWork(modules, context.adapter.attention_size)
         self._track = f"compute for cluster {context.host_cluster}"
         """The track of this stage in a trace. The edge server has a stage for each cluster."""
-        self.waiting_for = IDLE
+        self.waiting_for = _IDLE
         """Completes the sentence "The stage waits to ...". Empty while the stage computes."""
         self._idle_since: float | None = time.perf_counter()
         """When the stage began to wait for a command; `None` while it runs one."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the stage waits for a command."""
+        return self._idle_since is not None
 
     def run_evaluation(self, num_micro_batches: int, *, has_labels: bool) -> None:
         """Runs micro-batches forward only. The predictions travel back through all stages to the first.
@@ -150,12 +155,13 @@ class ForwardStage:
         # Torch tells a new thread its number of threads at the first call that asks for it, and a product of matrices asks too
         # late. With another number, a small product has other bits.
         torch.get_num_threads()
+        self.waiting_for = ""
         if self._idle_since is not None:
             SPANS.record(self._track, "wait for a command", self._idle_since)
             self._idle_since = None
 
     def _end_command(self) -> None:
-        self.waiting_for, self._idle_since = IDLE, time.perf_counter()
+        self.waiting_for, self._idle_since = _IDLE, time.perf_counter()
 
     def _take(self, step: Step) -> Frame:
         progress = step.progress

@@ -503,6 +503,22 @@ class GetRecordsResponse(_message.Message):
     part_json: str
     def __init__(self, part_json: _Optional[str] = ...) -> None: ...
 
+class DumpJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+
+class DumpJobResponse(_message.Message):
+    __slots__ = ("table", "round_index", "document_json")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    round_index: int
+    document_json: str
+    def __init__(self, table: _Optional[str] = ..., round_index: _Optional[int] = ..., document_json: _Optional[str] = ...) -> None: ...
+
 class GetTraceRequest(_message.Message):
     __slots__ = ("job_id", "round_index")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]

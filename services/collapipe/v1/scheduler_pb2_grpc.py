@@ -110,6 +110,11 @@ class SchedulerServiceStub(object):
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsRequest.SerializeToString,
                 response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsResponse.FromString,
                 _registered_method=True)
+        self.DumpJob = channel.unary_stream(
+                '/collapipe.v1.SchedulerService/DumpJob',
+                request_serializer=collapipe_dot_v1_dot_scheduler__pb2.DumpJobRequest.SerializeToString,
+                response_deserializer=collapipe_dot_v1_dot_scheduler__pb2.DumpJobResponse.FromString,
+                _registered_method=True)
         self.GetTrace = channel.unary_stream(
                 '/collapipe.v1.SchedulerService/GetTrace',
                 request_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetTraceRequest.SerializeToString,
@@ -231,6 +236,13 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DumpJob(self, request, context):
+        """Streams all that the scheduler has stored of a job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTrace(self, request, context):
         """Collects what every host did in a round, with the scheduler's own part.
         """
@@ -323,6 +335,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.GetRecords,
                     request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsRequest.FromString,
                     response_serializer=collapipe_dot_v1_dot_scheduler__pb2.GetRecordsResponse.SerializeToString,
+            ),
+            'DumpJob': grpc.unary_stream_rpc_method_handler(
+                    servicer.DumpJob,
+                    request_deserializer=collapipe_dot_v1_dot_scheduler__pb2.DumpJobRequest.FromString,
+                    response_serializer=collapipe_dot_v1_dot_scheduler__pb2.DumpJobResponse.SerializeToString,
             ),
             'GetTrace': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTrace,
@@ -741,6 +758,33 @@ class SchedulerService(object):
             '/collapipe.v1.SchedulerService/GetRecords',
             collapipe_dot_v1_dot_scheduler__pb2.GetRecordsRequest.SerializeToString,
             collapipe_dot_v1_dot_scheduler__pb2.GetRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DumpJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/collapipe.v1.SchedulerService/DumpJob',
+            collapipe_dot_v1_dot_scheduler__pb2.DumpJobRequest.SerializeToString,
+            collapipe_dot_v1_dot_scheduler__pb2.DumpJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

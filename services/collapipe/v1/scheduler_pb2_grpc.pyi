@@ -265,6 +265,22 @@ _SchedulerServiceGetRecordsType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceDumpJobType = typing_extensions.TypeVar(
+    '_SchedulerServiceDumpJobType',
+    grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.DumpJobRequest,
+        collapipe.v1.scheduler_pb2.DumpJobResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.DumpJobRequest,
+        collapipe.v1.scheduler_pb2.DumpJobResponse,
+    ],
+    default=grpc.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.DumpJobRequest,
+        collapipe.v1.scheduler_pb2.DumpJobResponse,
+    ],
+)
+
 _SchedulerServiceGetTraceType = typing_extensions.TypeVar(
     '_SchedulerServiceGetTraceType',
     grpc.UnaryStreamMultiCallable[
@@ -297,7 +313,7 @@ _SchedulerServiceUseModelType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceCheckResumeType, _SchedulerServiceWatchJobType, _SchedulerServiceGetJobSnapshotType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetRecordsType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _SchedulerServiceHeartbeatType, _SchedulerServiceListHostsType, _SchedulerServiceSubmitJobType, _SchedulerServiceCheckResumeType, _SchedulerServiceWatchJobType, _SchedulerServiceGetJobSnapshotType, _SchedulerServiceListJobsType, _SchedulerServiceCancelJobType, _SchedulerServiceRollBackJobType, _SchedulerServiceDeleteJobType, _SchedulerServiceGetPlansType, _SchedulerServiceExplainDecisionType, _SchedulerServiceReplayDecisionType, _SchedulerServiceGetRecordsType, _SchedulerServiceDumpJobType, _SchedulerServiceGetTraceType, _SchedulerServiceUseModelType]):
     """Serves hosts (registration and heartbeats) and clients (jobs and plans)."""
 
     @typing.overload
@@ -361,6 +377,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.GetRecordsRequest,
             collapipe.v1.scheduler_pb2.GetRecordsResponse,
+        ],
+        grpc.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.DumpJobRequest,
+            collapipe.v1.scheduler_pb2.DumpJobResponse,
         ],
         grpc.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.GetTraceRequest,
@@ -435,6 +455,10 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
             collapipe.v1.scheduler_pb2.GetRecordsResponse,
         ],
         grpc.aio.UnaryStreamMultiCallable[
+            collapipe.v1.scheduler_pb2.DumpJobRequest,
+            collapipe.v1.scheduler_pb2.DumpJobResponse,
+        ],
+        grpc.aio.UnaryStreamMultiCallable[
             collapipe.v1.scheduler_pb2.GetTraceRequest,
             collapipe.v1.scheduler_pb2.GetTraceResponse,
         ],
@@ -488,6 +512,9 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
 
     GetRecords: _SchedulerServiceGetRecordsType
     """Streams what is recorded of a job, for a report."""
+
+    DumpJob: _SchedulerServiceDumpJobType
+    """Streams all that the scheduler has stored of a job."""
 
     GetTrace: _SchedulerServiceGetTraceType
     """Collects what every host did in a round, with the scheduler's own part."""
@@ -557,6 +584,10 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.GetRecordsRequest,
         collapipe.v1.scheduler_pb2.GetRecordsResponse,
+    ],
+    grpc.aio.UnaryStreamMultiCallable[
+        collapipe.v1.scheduler_pb2.DumpJobRequest,
+        collapipe.v1.scheduler_pb2.DumpJobResponse,
     ],
     grpc.aio.UnaryStreamMultiCallable[
         collapipe.v1.scheduler_pb2.GetTraceRequest,
@@ -690,6 +721,14 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.GetRecordsResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.GetRecordsResponse]]:
         """Streams what is recorded of a job, for a report."""
+
+    @abc.abstractmethod
+    def DumpJob(
+        self,
+        request: collapipe.v1.scheduler_pb2.DumpJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.DumpJobResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.DumpJobResponse]]:
+        """Streams all that the scheduler has stored of a job."""
 
     @abc.abstractmethod
     def GetTrace(

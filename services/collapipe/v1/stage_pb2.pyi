@@ -215,14 +215,16 @@ class RoundFinished(_message.Message):
     def __init__(self, units: _Optional[_Iterable[_Union[_plan_pb2.UnitState, _Mapping]]] = ..., pushed_bytes: _Optional[int] = ..., push_seconds: _Optional[float] = ...) -> None: ...
 
 class StageProgress(_message.Message):
-    __slots__ = ("waiting_for", "received_bytes", "moved_bytes")
+    __slots__ = ("waiting_for", "received_bytes", "moved_bytes", "is_idle")
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    IS_IDLE_FIELD_NUMBER: _ClassVar[int]
     waiting_for: str
     received_bytes: int
     moved_bytes: int
-    def __init__(self, waiting_for: _Optional[str] = ..., received_bytes: _Optional[int] = ..., moved_bytes: _Optional[int] = ...) -> None: ...
+    is_idle: bool
+    def __init__(self, waiting_for: _Optional[str] = ..., received_bytes: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., is_idle: bool = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("message", "blamed_host_id", "diverged")

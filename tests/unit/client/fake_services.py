@@ -44,6 +44,7 @@ class FakeServices(
         self.watched: list[scheduler_pb2.WatchJobRequest] = []
         self.traced: list[scheduler_pb2.GetTraceRequest] = []
         self.records: dict[str, list[scheduler_pb2.GetRecordsResponse]] = {}
+        self.stored: dict[str, list[scheduler_pb2.DumpJobResponse]] = {}
 
     @property
     def options(self) -> list[str]:
@@ -74,6 +75,9 @@ class FakeServices(
 
     def GetRecords(self, request, context):  # type: ignore[no-untyped-def]
         yield from self.records[request.job_id]
+
+    def DumpJob(self, request, context):  # type: ignore[no-untyped-def]
+        yield from self.stored[request.job_id]
 
     def CancelJob(self, request, context):  # type: ignore[no-untyped-def]
         self.cancelled.append(request.job_id)

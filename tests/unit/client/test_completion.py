@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from collapipe.database import FILE_NAME, Database
+from collapipe.scheduler.job_store import SCHEMA
 from collapipe_client.cli import app
 
 
 @pytest.fixture(autouse=True)
 def _jobs_and_a_context(tmp_path: Path, in_empty_folder: None) -> None:
-    jobs = tmp_path / ".collapipe" / "state" / "scheduler" / "jobs"
+    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, 1, SCHEMA, lambda _: None)
     for job in ("questions-1a2b", "quick-3c4d"):
-        (jobs / job).mkdir(parents=True)
+        jobs.execute("INSERT INTO job VALUES (?, '{}')", job)
     (tmp_path / "collapipe").mkdir()
     contexts = {"used": "", "by_name": {"lab": {"scheduler": "lab:7100", "insecure": True}}}
     (tmp_path / "collapipe" / "contexts.json").write_text(json.dumps(contexts))

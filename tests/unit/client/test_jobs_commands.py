@@ -7,6 +7,7 @@ from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_CANCELLED,
     JOB_STATE_RUNNING,
     JOB_STATE_UNREADABLE,
+    DumpJobResponse,
     JobStatus,
 )
 
@@ -132,3 +133,20 @@ def test_unknown_job_among_others_is_refused_before_anything_is_done(
 ) -> None:
     assert "'nobody'" in run("jobs", *command, "b-1", "nobody", *remote, code=2).stderr
     assert fake.deleted == fake.cancelled == []
+
+
+def test_dump_joins_the_parts_of_rows_and_shows_damaged_ones_as_text(
+    fake: FakeServices, remote: list[str]
+) -> None:
+    fake.stored["a-1"] = [
+        DumpJobResponse(table="job", document_json='{"job_id": '),
+        DumpJobResponse(table="job", document_json='"a-1"}'),
+        DumpJobResponse(table="round", round_index=0, document_json='{"attempt": 0}'),
+        DumpJobResponse(table="round", round_index=1, document_json="[" * 100_000),
+        DumpJobResponse(table="result", round_index=0, document_json="{damaged"),
+    ]
+    stored = run_json("jobs", "dump", "a", *remote)
+    assert (stored["job"], stored["planner"], stored["events"]) == ({"job_id": "a-1"}, None, None)
+    assert stored["round"][0] == {"round": 1, "document": {"attempt": 0}}
+    assert stored["round"][1]["document"] == "[" * 100_000
+    assert stored["result"] == [{"round": 1, "document": "{damaged"}]

@@ -100,7 +100,7 @@ def test_failure_that_may_pass_is_tried_again_for_a_while(job: Job) -> None:
         (NotFoundError("restarted"), PASSING),
         (WrongStateError("fenced"), PASSING),
         (OSError(28, "No space left on device"), PASSING),
-        (InvalidInputError("bad"), Failure(Kind.LASTING)),
+        (InvalidInputError("bad"), Failure(Kind.INVALID)),
         (NotPermittedError("no"), Failure(Kind.LASTING)),
         (CollapipeError("anything else"), Failure(Kind.LASTING)),
     ],
@@ -115,6 +115,7 @@ def test_error_is_a_failure_of_its_kind(error: CollapipeError | OSError, failure
     ("failure", "why"),
     [
         (Failure(Kind.LASTING), GivesUp.LASTING),
+        (Failure(Kind.INVALID), GivesUp.LASTING),
         (Failure(Kind.NO_PLAN), GivesUp.LASTING),
         (Failure(Kind.HOST_REFUSES, "control-unit-0"), GivesUp.REFUSED),
     ],

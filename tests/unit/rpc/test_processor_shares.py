@@ -24,6 +24,8 @@ from collapipe.rpc.processor_shares import (
 from .authorities import Authority
 from .serving import ARITIES, ECHO, SECONDS, SERVICE, Served, secured
 
+METHOD = "/some.Service/Method"
+
 
 class Time:
     """A clock that goes on when somebody sleeps."""
@@ -49,18 +51,18 @@ def test_caller_waits_for_its_share_when_it_has_used_what_it_saved(
     shares: ProcessorShares, clock: Time
 ) -> None:
     shares.used("client:me", SAVED_SECONDS)
-    shares.begin("client:me", 0.5)
+    shares.begin("client:me", METHOD, 0.5)
     assert clock.now == 0
-    shares.begin("client:other", 0.5)
+    shares.begin("client:other", METHOD, 0.5)
     assert clock.now == 0
-    shares.begin("client:me", 0.0)
+    shares.begin("client:me", METHOD, 0.0)
     assert clock.now == pytest.approx(0.5 / SHARE)
 
 
 def test_caller_gets_its_share_in_the_long_run(shares: ProcessorShares, clock: Time) -> None:
     used = 0.0
     while clock.now < 1000:
-        shares.begin("client:me", 0.05)
+        shares.begin("client:me", METHOD, 0.05)
         used += 0.05
     assert used == pytest.approx(SAVED_SECONDS + 1000 * SHARE, abs=0.1)
 
@@ -70,10 +72,10 @@ def test_caller_with_too_long_a_wait_is_refused_and_soon_free_again(
 ) -> None:
     shares.used("client:me", 1e6)
     with pytest.raises(PeerLostError, match=r"client:me .* 10% .* in 60 s"):
-        shares.begin("client:me", 0.0)
+        shares.begin("client:me", METHOD, 0.0)
     assert clock.now == REFUSED_AFTER_SECONDS
     clock.now = 61.0
-    shares.begin("client:me", 0.0)
+    shares.begin("client:me", METHOD, 0.0)
     assert clock.now == 61.0
 
 
@@ -87,14 +89,19 @@ def test_few_calls_of_a_caller_wait_and_the_others_are_refused_at_once() -> None
 
     shares = ProcessorShares(lambda: 0.0, sleep)
     shares.used("client:me", SAVED_SECONDS + 0.1)
-    with ThreadPoolExecutor(MOST_WAITING) as executor:
-        waiting = [executor.submit(shares.begin, "client:me", 0.0) for _ in range(MOST_WAITING)]
+    with ThreadPoolExecutor(MOST_WAITING + 1) as executor:
+        waiting = [
+            executor.submit(shares.begin, "client:me", METHOD, 0.0) for _ in range(MOST_WAITING)
+        ]
         for _ in waiting:
             assert begun.acquire(timeout=60)
         with pytest.raises(PeerLostError, match="more than its share"):
-            shares.begin("client:me", 0.0)
-        shares.refuse("client:me")
+            shares.begin("client:me", METHOD, 0.0)
+        shares.refuse("client:me", METHOD)
+        other = executor.submit(shares.begin, "client:me", "/some.Service/Other", 0.0)
+        assert begun.acquire(timeout=60), "another method has threads of its own"
         may_end.set()
+        other.result(60)
         for each in waiting:
             each.result(60)
 
@@ -103,10 +110,10 @@ def test_refused_calls_count_and_come_late_when_the_caller_owes_much(
     shares: ProcessorShares, clock: Time
 ) -> None:
     for _ in range(int(SAVED_SECONDS / CALL_SECONDS) - 1):
-        shares.refuse("client:me")
+        shares.refuse("client:me", METHOD)
     assert clock.now == 0
     for _ in range(2):
-        shares.refuse("client:me")
+        shares.refuse("client:me", METHOD)
     assert clock.now >= REFUSED_AFTER_SECONDS
 
 

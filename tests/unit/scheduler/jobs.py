@@ -20,11 +20,15 @@ from collapipe.scheduler.host_registry import (
 )
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.round_problem import ModelSizes, link_pairs
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import job_pb2, plan_pb2
 from collapipe.v1.scheduler_pb2 import Host
+
+NO_STATE = PlannerState(strategy="dssra", knowledge=Knowledge(), current_plans=())
+"""The state of a planner that has learnt nothing."""
 
 SIZES = ModelSizes(
     num_blocks=6, unit_bytes=(1000, *[4000] * 6, 2000), frozen_bytes=(0,) * 8, hidden_size=64

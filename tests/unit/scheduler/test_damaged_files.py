@@ -1,17 +1,16 @@
-"""A damaged file of a job or of the scheduler is named, or made again. Other jobs go on."""
+"""A damaged row of a job, or a damaged database, is named or made again. Other jobs go on."""
 
-import shutil
 from collections.abc import Callable, Iterator
-from itertools import chain
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from damaged_files import damage, damage_values
+from damaged_files import damage_values
+from stored_jobs import StoredRow
 
+from collapipe.database import FILE_NAME
 from collapipe.errors import CollapipeError, CorruptDataError
-from collapipe.scheduler.deleted_jobs import DeletedJobs
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore, RoundResult
 from collapipe.scheduler.planner_state import PlannerState
@@ -19,7 +18,6 @@ from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_SUCCEEDED,
     JOB_STATE_UNREADABLE,
-    HeartbeatResponse,
     RoundCommitted,
 )
 
@@ -34,8 +32,8 @@ def other(store: JobStore) -> str:
 
 
 @pytest.fixture
-def stored(store: JobStore, other: str, tmp_path: Path) -> Path:
-    """The directory of a job with every kind of document."""
+def stored(store: JobStore, other: str) -> str:
+    """A job with every kind of document."""
     document = store.create(job())
     document.state, document.ended_at, document.num_rounds_committed = JOB_STATE_SUCCEEDED, 1e9, 1
     document.labels, document.num_first_rows, document.last_commit = ["a"], [7, 8], (0, 1)
@@ -47,103 +45,136 @@ def stored(store: JobStore, other: str, tmp_path: Path) -> Path:
     store.save_events(job_id, [{"number": 1, "at": 1.0, "kind": "STATUS", "text": "began"}])
     state = PlannerState(strategy="dssra", knowledge=knowledge(hosts()), current_plans=())
     store.save_planner_state(job_id, state)
-    return tmp_path / "jobs" / job_id
+    return job_id
 
 
-def damages(path: Path) -> Iterator[str]:
-    return chain(damage(path), damage_values(path))
+def damage(row: StoredRow) -> Iterator[str]:
+    """Damages a row in one way after the other, and yields how. At the end, the row is as it was."""
+    text = row.read_text()
+    half = len(text) // 2
+    for how, damaged in (
+        ("another letter", f"{text[:half]}?{text[half + 1 :]}"),
+        ("cut to half", text[:half]),
+        ("cut to nothing", ""),
+        ("zeros", "\0" * len(text)),
+    ):
+        row.write_text(damaged)
+        yield how
+    row.write_text(text)
+
+
+def damages(row: StoredRow) -> Iterator[str]:
+    yield from damage(row)
+    yield from damage_values(row)
 
 
 def test_job_whose_document_is_damaged_is_left_out_and_the_others_are_not(
-    tmp_path: Path, stored: Path, other: str
+    tmp_path: Path, stored: str, other: str
 ) -> None:
     num_left_out = 0
-    for how in damages(stored / "job.json"):
+    for how in damages(StoredRow(tmp_path, "job", stored)):
         restarted = JobStore(tmp_path)
         statuses = {status.job_id: status for status in restarted.statuses()}
-        assert statuses.keys() == {stored.name, other}, how
-        if statuses[stored.name].state == JOB_STATE_UNREADABLE:
+        assert statuses.keys() == {stored, other}, how
+        if statuses[stored].state == JOB_STATE_UNREADABLE:
             num_left_out += 1
-            assert "job.json" in statuses[stored.name].message, how
-            with pytest.raises(CorruptDataError, match=stored.name):
-                restarted.get(stored.name)
+            with pytest.raises(CorruptDataError, match=stored):
+                restarted.get(stored)
+            assert {table for table, _, _ in restarted.dump(stored)} > {"job", "round"}, how
         else:  # What the scheduler does with a job must be possible with these values.
-            progress = JobProgress(restarted.get(stored.name), restarted, EventLog())
-            assert progress.attempt(0).job_id == stored.name, how
+            progress = JobProgress(restarted.get(stored), restarted, EventLog())
+            assert progress.attempt(0).job_id == stored, how
     assert num_left_out > 100
 
 
-def test_document_of_another_job_is_left_out(tmp_path: Path, stored: Path, other: str) -> None:
-    shutil.copy(stored.with_name(other) / "job.json", stored / "job.json")
+def test_document_of_another_job_is_left_out(tmp_path: Path, stored: str, other: str) -> None:
+    StoredRow(tmp_path, "job", stored).write(StoredRow(tmp_path, "job", other).read())
     restarted = JobStore(tmp_path)
     assert restarted.get(other).job_id == other
-    with pytest.raises(CorruptDataError, match=rf"{stored.name}/job\.json .*{other}"):
-        restarted.get(stored.name)
+    with pytest.raises(CorruptDataError, match=rf"{stored} is that of job {other}"):
+        restarted.get(stored)
 
 
 def test_damaged_account_of_privacy_does_not_count_as_less(tmp_path: Path) -> None:
     store = JobStore(tmp_path)
     document = store.create(job())
-    path = tmp_path / "jobs" / document.job_id / "job.json"
+    row = StoredRow(tmp_path, "job", document.job_id)
     for cost in ("-1.0", "NaN", "Infinity"):
-        path.write_text(path.read_text().replace('"of_averages": 0.0', f'"of_averages": {cost}'))
-        with pytest.raises(CorruptDataError, match="job.json.*of_averages"):
+        row.write_text(row.read_text().replace('"of_averages": 0.0', f'"of_averages": {cost}'))
+        with pytest.raises(CorruptDataError, match=f"{document.job_id}.*of_averages"):
             JobStore(tmp_path).get(document.job_id)
-        path.write_text(path.read_text().replace(f'"of_averages": {cost}', '"of_averages": 0.0'))
+        row.write_text(row.read_text().replace(f'"of_averages": {cost}', '"of_averages": 0.0'))
 
 
 @pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("rounds/000000.json", JobStore.find_round),
-        ("results/000000.json", JobStore.find_result),
-    ],
+    ("table", "read"), [("round", JobStore.find_round), ("result", JobStore.find_result)]
 )
 def test_damaged_document_of_a_round_is_named(
-    stored: Path, store: JobStore, name: str, read: Callable[[JobStore, str, int], object]
+    tmp_path: Path,
+    stored: str,
+    store: JobStore,
+    table: str,
+    read: Callable[[JobStore, str, int], object],
 ) -> None:
     num_refused = 0
-    for how in damages(stored / name):
+    for how in damages(StoredRow(tmp_path, table, stored, 0)):
         try:
-            read(store, stored.name, 0)
+            read(store, stored, 0)
         except CollapipeError as error:
             num_refused += 1
-            assert name in str(error), how
+            assert f"round 1 of job {stored} in table {table}" in str(error), how
     assert num_refused > 10
-    assert read(store, stored.name, 0) is not None
+    assert read(store, stored, 0) is not None
 
 
-def test_damaged_events_are_named(stored: Path, store: JobStore) -> None:
-    for how in damages(stored / "events.json"):
+def test_damaged_events_are_named(tmp_path: Path, stored: str, store: JobStore) -> None:
+    for how in damages(StoredRow(tmp_path, "events", stored)):
         try:
-            store.find_events(stored.name)
+            store.find_events(stored)
         except CorruptDataError as error:
-            assert "events.json" in str(error), how
+            assert "table events" in str(error), how
 
 
-def test_state_of_a_planner_that_is_damaged_is_made_again(stored: Path, store: JobStore) -> None:
-    for _ in damage(stored / "planner.json"):
-        assert store.planner_state(stored.name) is None
-    assert store.planner_state(stored.name) is not None
+def test_state_of_a_planner_that_is_damaged_is_made_again(
+    tmp_path: Path, stored: str, store: JobStore
+) -> None:
+    for how in damage(StoredRow(tmp_path, "planner", stored)):
+        if how != "another letter":  # It may be one of a name.
+            assert store.planner_state(stored) is None
+    assert store.planner_state(stored) is not None
 
 
-@pytest.mark.parametrize("name", ["grants.json", "deleted.json"])
-def test_damaged_document_of_the_scheduler_is_named(tmp_path: Path, name: str) -> None:
-    GrantNumbers(tmp_path).next()
-    deleted = DeletedJobs(tmp_path)
-    for job_id in ("a", "b"):
-        (tmp_path / "deleted" / job_id).mkdir()
-    deleted.finish()
+def test_damaged_database_is_named_with_the_remedy(
+    tmp_path: Path, stored: str, store: JobStore
+) -> None:
+    store.close()
+    path = tmp_path / FILE_NAME
+    data = path.read_bytes()
     num_refused = 0
-    for how in damages(tmp_path / name):
+    damaged = [data[: len(data) // 2], data[:100], bytes(len(data)), b"x" * len(data)]
+    for place in range(0, len(data), 512):
+        damaged.append(data[:place] + b"\xff" * 16 + data[place + 16 :])
+    for content in damaged:
+        path.write_bytes(content)
         try:
-            grants, deleted = GrantNumbers(tmp_path), DeletedJobs(tmp_path)
-        except CorruptDataError as error:
+            with closing(JobStore(tmp_path)) as restarted:
+                for status in restarted.statuses():
+                    list(restarted.dump(status.job_id))
+        except (CorruptDataError, OSError) as error:
             num_refused += 1
-            assert name in str(error), how
-        else:  # Whatever is read fits into the answer to a heartbeat.
-            job_ids, total = deleted.after(0)
-            HeartbeatResponse(
-                least_grant=grants.next(), deleted_job_ids=job_ids, num_deletions=total
-            )
+            assert str(path) in str(error)
+            assert isinstance(error, OSError) or ".recover" in str(error)
+        for left in tmp_path.glob(f"{FILE_NAME}-*"):
+            left.unlink()
     assert num_refused > 10
+    path.write_bytes(data)
+    with closing(JobStore(tmp_path)) as restarted:
+        assert len(restarted.all()) == 2
+
+
+@pytest.mark.parametrize("version", [2, 99])
+def test_database_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
+    with closing(JobStore(tmp_path)) as store:
+        store._database.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(CorruptDataError, match=f"version {version}.* version 1"):
+        JobStore(tmp_path)

@@ -1,22 +1,22 @@
 """What the scheduler stores of jobs, rounds, deletions and grants, and what it finds after a restart."""
 
-import errno
-import json
 import os
-import re
 import shlex
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_jobs import StoredRow, refusing_writes, stored_ids
 
 from collapipe.data.rows import READING_VERSION
+from collapipe.database import FILE_NAME, Database
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
-from collapipe.scheduler import deleted_jobs, job_store
-from collapipe.scheduler.deleted_jobs import DeletedJobs
+from collapipe.scheduler import job_store
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.job_progress import JobProgress
@@ -117,12 +117,11 @@ def test_abandoned_job_is_failed_and_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_end_that_a_full_disk_did_not_take_is_stored_later(
-    tmp_path: Path, store: JobStore, document: JobDocument, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: JobStore, document: JobDocument
 ) -> None:
     """Otherwise a cancelled job would go on after a restart, and a private one would reveal more."""
     progress = JobProgress(document, store, EventLog())
-    with monkeypatch.context() as full:
-        full.setattr(job_store, "write_document", refuse_to_write)
+    with refusing_writes(store):
         progress.end(scheduler_pb2.JOB_STATE_CANCELLED, "by request")
         store.save_ends()
         assert store.has_unsaved_ends
@@ -132,20 +131,14 @@ def test_end_that_a_full_disk_did_not_take_is_stored_later(
     assert JobStore(tmp_path).get(document.job_id).state == scheduler_pb2.JOB_STATE_CANCELLED
 
 
-def refuse_to_write(path: Path, document: object) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-
 def test_account_of_privacy_is_on_the_disk_before_a_round_begins(
-    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: JobStore
 ) -> None:
     settings = {"noise_multiplier": 1.0, "clip_norm": 1.0}
     progress = JobProgress(store.create(job(more={"privacy": settings})), store, EventLog())
     progress.begin_private_round()
-    with monkeypatch.context() as full:
-        full.setattr(job_store, "write_document", refuse_to_write)
-        with pytest.raises(OSError, match="job.json"):
-            progress.begin_private_round()
+    with refusing_writes(store), pytest.raises(OSError, match=FILE_NAME):
+        progress.begin_private_round()
     assert JobStore(tmp_path).get(progress.job_id).privacy.of_averages == 1.0
     progress.begin_private_round()
     assert JobStore(tmp_path).get(progress.job_id).privacy.of_averages == 3.0
@@ -199,17 +192,17 @@ def test_round_that_was_never_planned_is_not_found(store: JobStore, document: Jo
         ({"version": None}, "version 1.* version 4"),
     ],
 )
-def test_round_document_that_cannot_be_read_is_refused_with_its_path(
+def test_row_of_a_round_that_cannot_be_read_is_refused_with_its_place(
     tmp_path: Path, store: JobStore, document: JobDocument, change: dict[str, object], reason: str
 ) -> None:
     store.save_round(document.job_id, 0, attempt_of(0, "device-0", 8))
-    (path,) = tmp_path.rglob("000000.json")
-    stored = json.loads(path.read_text("utf-8")) | change
+    row = StoredRow(tmp_path, "round", document.job_id, 0)
+    stored = row.read() | change
     if stored["version"] is None:
         del stored["version"]
-    path.write_text(json.dumps(stored), "utf-8")
+    row.write(stored)
     for read in (store.round, store.find_round):
-        with pytest.raises(CorruptDataError, match=rf"000000\.json .*{reason}"):
+        with pytest.raises(CorruptDataError, match=rf"round 1 .*{document.job_id} .*{reason}"):
             read(document.job_id, 0)
 
 
@@ -256,10 +249,10 @@ def test_job_document_of_an_older_version_counts_as_read_by_it(
     tmp_path: Path, store: JobStore
 ) -> None:
     job_id = begun(store, scheduler_pb2.JOB_STATE_SUCCEEDED, READING_VERSION)
-    path = tmp_path / "jobs" / job_id / "job.json"
-    document = json.loads(path.read_text("utf-8"))
+    row = StoredRow(tmp_path, "job", job_id)
+    document = row.read()
     del document["reading_version"]
-    path.write_text(json.dumps(document), "utf-8")
+    row.write(document)
     assert JobStore(tmp_path).get(job_id).is_of_other_reading
 
 
@@ -302,46 +295,29 @@ def test_job_that_cannot_be_read_is_left_out_and_the_others_are_not(
     tmp_path: Path, store: JobStore, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     bad, good = (store.create(named(name)).job_id for name in ("bad", "good"))
-    path = tmp_path / "jobs" / bad / "job.json"
+    row = StoredRow(tmp_path, "job", bad)
     if damage == "config":  # a setting that this version does not know
-        damage = path.read_text("utf-8").replace("clusters", "klusters")
-    path.write_text(damage, "utf-8")
+        damage = row.read_text().replace("clusters", "klusters")
+    row.write_text(damage)
     restarted = JobStore(tmp_path)
     assert ids_of(restarted) == [good]
-    assert str(path) in caplog.text
+    assert bad in caplog.text
     assert restarted.num_unreadable == 1
     listed = restarted.statuses()
     assert [(each.job_id, each.state) for each in listed] == [
         (bad, scheduler_pb2.JOB_STATE_UNREADABLE),
         (good, scheduler_pb2.JOB_STATE_QUEUED),
     ]
-    assert str(path) in listed[0].message
-    with pytest.raises(CorruptDataError, match=re.escape(str(path))):
+    with pytest.raises(CorruptDataError, match=bad):
         restarted.get(bad)
     with pytest.raises(CorruptDataError):
         restarted.delete(bad, "a person asked")
 
 
-def test_job_whose_document_the_disk_does_not_give_blames_no_version(
-    tmp_path: Path, store: JobStore
-) -> None:
-    job_id = store.create(job()).job_id
-    path = tmp_path / "jobs" / job_id / "job.json"
-    path.unlink()
-    path.mkdir()
-    [listed] = JobStore(tmp_path).statuses()
-    assert (listed.job_id, listed.state) == (job_id, scheduler_pb2.JOB_STATE_UNREADABLE)
-    assert str(path) in listed.message
-    assert "version" not in listed.message
-
-
 def test_job_that_could_not_be_stored_is_not_queued(tmp_path: Path, store: JobStore) -> None:
     [job_id] = finished(store, job())
-    blocked = tmp_path / "jobs" / job_id / "job.json.tmp"
-    blocked.mkdir()  # Nothing can be written, as on a full disk.
-    with pytest.raises(OSError):
+    with refusing_writes(store), pytest.raises(OSError):
         store.reopen(job())
-    blocked.rmdir()
     assert store.reopen(job()).job_id == job_id
 
 
@@ -390,14 +366,12 @@ def test_times_of_a_job_reach_clients_and_a_document_without_them_can_be_read(
     assert document.status().submitted_at.seconds > 1.7e9
     assert not document.status().HasField("ended_at")
     finish(store, document.job_id)
-    path = tmp_path / "jobs" / document.job_id / "job.json"
-    stored = json.loads(path.read_text("utf-8"))
+    row = StoredRow(tmp_path, "job", document.job_id)
+    stored = row.read()
     del stored["submitted_at"], stored["ended_at"]
-    path.write_text(json.dumps(stored), "utf-8")
-    os.utime(path, (1e9, 1e9))
+    row.write(stored)
     status = JobStore(tmp_path).get(document.job_id).status()
-    assert not status.HasField("submitted_at")
-    assert status.ended_at.seconds == 1e9, "the time of the file stands for the end of the job"
+    assert not status.HasField("submitted_at") and not status.HasField("ended_at")
 
 
 def test_deleted_job_is_gone_and_its_id_is_remembered_after_a_restart(
@@ -411,11 +385,10 @@ def test_deleted_job_is_gone_and_its_id_is_remembered_after_a_restart(
     store.save(late)  # A late change does not bring it back.
     for each in (store, JobStore(tmp_path)):
         assert ids_of(each) == [kept]
-        assert each.deleted.after(0) == ([doomed], 1)
+        assert each.deletions_after(0) == ([doomed], 1)
         with pytest.raises(NotFoundError, match=doomed):
             each.delete(doomed, "again")
-    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [kept]
-    assert list((tmp_path / "deleted").iterdir()) == []
+    assert stored_ids(tmp_path, "job") == stored_ids(tmp_path, "round") == [kept]
 
 
 @pytest.mark.parametrize("state", [scheduler_pb2.JOB_STATE_QUEUED, scheduler_pb2.JOB_STATE_RUNNING])
@@ -426,85 +399,55 @@ def test_job_that_has_not_ended_is_not_deleted(
     with pytest.raises(WrongStateError, match=f"cancel {document.job_id}"):
         store.delete(document.job_id, "a test")
     assert JobStore(tmp_path).get(document.job_id)
-    assert store.deleted.after(0) == ([], 0)
+    assert store.deletions_after(0) == ([], 0)
 
 
-class _KilledError(BaseException):
-    """Ends a deletion where SIGKILL could."""
-
-
-@pytest.mark.parametrize(
-    ("victim", "num_calls"),
-    [
-        ("sync_directory", 0),
-        ("sync_directory", 1),
-        ("rmtree", 0),
-        ("write_document", 0),
-        ("rmtree", 1),
-    ],
-)
-def test_deletion_that_was_cut_short_ends_at_the_next_start(
-    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch, victim: str, num_calls: int
-) -> None:
-    doomed, kept = finished(store, named("doomed"), named("kept"))
-    left = num_calls
-    owner: Any = shutil if victim == "rmtree" else deleted_jobs
-    real = getattr(owner, victim)
-
-    def killed(*arguments: Any, **options: Any) -> None:
-        nonlocal left
-        if not left:
-            raise _KilledError
-        left -= 1
-        real(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, victim, killed)
-        with pytest.raises(_KilledError):
-            store.delete(doomed, "a test")
-    restarted = JobStore(tmp_path)
-    assert ids_of(restarted) == [kept]
-    assert restarted.deleted.after(0) == ([doomed], 1)
-    assert list((tmp_path / "deleted").iterdir()) == []
-
-
-def test_deletion_on_a_full_disk_makes_room_and_hosts_learn_of_it_later(
-    tmp_path: Path,
-    store: JobStore,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_deletion_of_which_the_disk_takes_nothing_did_not_happen(
+    tmp_path: Path, store: JobStore
 ) -> None:
     [job_id] = finished(store, job())
-
-    def full(path: Path, document: object) -> None:
-        raise OSError(28, "No space left on device", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(deleted_jobs, "write_document", full)
+    with refusing_writes(store), pytest.raises(OSError):
         store.delete(job_id, "a test")
-    assert store.all() == []
-    assert not list(tmp_path.rglob("000000.json")), "the rounds still take room"
-    assert any(job_id in record.message for record in caplog.records)
-    assert JobStore(tmp_path).deleted.after(0) == ([job_id], 1)
+    for each in (store, JobStore(tmp_path)):
+        assert ids_of(each) == [job_id] and each.deletions_after(0) == ([], 0)
+        assert each.find_round(job_id, 0) is not None
+
+
+def test_deleted_job_takes_no_more_room(tmp_path: Path, store: JobStore) -> None:
+    [job_id] = finished(store, job())
+    large = attempt_of(0, "device-0", 8)
+    large.decision["text"] = "x" * 1_000_000
+    store.save_round(job_id, 0, large)
+    store.delete(job_id, "a test")
+    store.close()
+    assert (tmp_path / FILE_NAME).stat().st_size < 200_000
 
 
 def test_hosts_get_only_new_ids_and_at_most_the_last_thousand(
     tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deleted_jobs, "_REMEMBERED", 3)
+    monkeypatch.setattr(job_store, "_REMEMBERED", 3)
     job_ids = finished(store, *map(named, "abcde"))
     for number, job_id in enumerate(job_ids, start=1):
         store.delete(job_id, "a test")
-        assert store.deleted.after(number - 1) == ([job_id], number)
-        assert store.deleted.after(number) == ([], number)
+        assert store.deletions_after(number - 1) == ([job_id], number)
+        assert store.deletions_after(number) == ([], number)
     for each in (store, JobStore(tmp_path)):
-        assert each.deleted.after(0) == (job_ids[2:], 5)
-        assert each.deleted.after(1) == (job_ids[2:], 5)
-        assert each.deleted.after(3) == (job_ids[3:], 5)
+        assert each.deletions_after(0) == (job_ids[2:], 5)
+        assert each.deletions_after(1) == (job_ids[2:], 5)
+        assert each.deletions_after(3) == (job_ids[3:], 5)
 
 
-def test_numbers_grow_although_the_clock_stands_or_goes_back(tmp_path: Path, clock: Clock) -> None:
-    numbers = GrantNumbers(tmp_path, clock)
+@pytest.fixture
+def database(store: JobStore) -> Database:
+    """That of a scheduler, with the number of its grants."""
+    return store._database
+
+
+def test_numbers_grow_although_the_clock_stands_or_goes_back(
+    database: Database, clock: Clock
+) -> None:
+    numbers = GrantNumbers(database, clock)
     taken = [numbers.next(), numbers.next()]
     clock.now = 900.0
     taken.append(numbers.next())
@@ -512,29 +455,30 @@ def test_numbers_grow_although_the_clock_stands_or_goes_back(tmp_path: Path, clo
 
 
 @pytest.mark.parametrize("seconds", [5.0, 1000.5, 2000.0])
-def test_numbers_grow_over_a_restart(tmp_path: Path, clock: Clock, seconds: float) -> None:
-    earlier = GrantNumbers(tmp_path, clock)
+def test_numbers_grow_over_a_restart(database: Database, clock: Clock, seconds: float) -> None:
+    earlier = GrantNumbers(database, clock)
     last = max(earlier.next() for _ in range(3))
     clock.now = 1050.0
     last = max(last, earlier.next())
     clock.now = seconds
-    later = GrantNumbers(tmp_path, clock)
+    later = GrantNumbers(database, clock)
     least = later.least(0)
     assert last < least <= later.next()
 
 
-def test_numbers_go_on_without_a_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "grants.json.tmp").mkdir()
-    numbers = GrantNumbers(tmp_path)
-    assert numbers.next() < numbers.next()
+def test_numbers_go_on_without_a_disk(
+    store: JobStore, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = GrantNumbers(database)
+    with refusing_writes(store):
+        assert numbers.next() < numbers.next()
     assert "grants" in caplog.text
-    (tmp_path / "grants.json.tmp").rmdir()
     last = numbers.next()
-    assert json.loads((tmp_path / "grants.json").read_text())["reserved"] > last
+    assert GrantNumbers(database, lambda: 0.0).least(0) > last
 
 
-def test_only_grants_of_the_present_attempt_count_in_its_clusters(tmp_path: Path) -> None:
-    numbers = GrantNumbers(tmp_path)
+def test_only_grants_of_the_present_attempt_count_in_its_clusters(database: Database) -> None:
+    numbers = GrantNumbers(database)
     unused = numbers.least(0)
     numbers.begin_attempt({0, 1})
     first = numbers.next()
@@ -547,8 +491,8 @@ def test_only_grants_of_the_present_attempt_count_in_its_clusters(tmp_path: Path
     assert numbers.least(0) > last
 
 
-def test_edge_server_takes_grants_of_all_present_attempts(tmp_path: Path) -> None:
-    numbers = GrantNumbers(tmp_path)
+def test_edge_server_takes_grants_of_all_present_attempts(database: Database) -> None:
+    numbers = GrantNumbers(database)
     numbers.begin_attempt({0})
     of_older_job = numbers.next()
     numbers.begin_attempt({1})
@@ -560,38 +504,25 @@ def test_edge_server_takes_grants_of_all_present_attempts(tmp_path: Path) -> Non
     assert numbers.least(None) > last
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reserved": "many"}', "\0" * 100])
-def test_damaged_numbers_are_refused_with_the_remedy(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("number", ["'many'", "-1", "9e99", "1 << 62"])
+def test_impossible_number_is_refused_with_the_remedy(tmp_path: Path, number: str) -> None:
     state = tmp_path / "the state"
-    state.mkdir()
-    last = GrantNumbers(state).next()
-    file = state / "grants.json"
-    file.write_text(content)
-    with pytest.raises(CorruptDataError, match="grants.json") as refused:
-        GrantNumbers(state)
-    command = (
-        f"""printf '{{"reserved": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(file))}"""
-    )
-    assert f"`{command}`" in str(refused.value)
-    file.write_text(f'{{"reserved": {int(time.time()) + 86400}000000}}')  # What this command does.
+    last = JobStore(state).grants.next()
+    with closing(sqlite3.connect(state / FILE_NAME)) as database:
+        database.execute(f"UPDATE grant_number SET reserved = {number}").connection.commit()
+        with pytest.raises(CorruptDataError, match=FILE_NAME) as refused:
+            JobStore(state)
+        _, path, statement = shlex.split(str(refused.value).split("`")[-2])
+        assert path == str(state / FILE_NAME)
+        database.executescript(statement)
     day = 86_400_000_000
-    assert GrantNumbers(state).next() > last + day / 2
+    assert JobStore(state).grants.next() > last + day / 2
 
 
-def test_old_grants_do_not_count_without_a_document(tmp_path: Path, clock: Clock) -> None:
-    earlier = GrantNumbers(tmp_path, clock).next()
-    (tmp_path / "grants.json").unlink()
+def test_old_grants_do_not_count_without_a_database(tmp_path: Path, clock: Clock) -> None:
+    earlier = GrantNumbers(JobStore(tmp_path / "one")._database, clock).next()
     clock.now += 1
-    assert earlier < GrantNumbers(tmp_path, clock).least(0)
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"num_deletions": 1, "job_ids": "a"}'])
-def test_damaged_list_of_deletions_is_refused_with_its_path(tmp_path: Path, content: str) -> None:
-    (tmp_path / "deleted.json").write_text(content)
-    with pytest.raises(CorruptDataError, match="deleted.json"):
-        DeletedJobs(tmp_path)
-    (tmp_path / "deleted.json").unlink()
-    assert DeletedJobs(tmp_path).after(0) == ([], 0)
+    assert earlier < GrantNumbers(JobStore(tmp_path / "other")._database, clock).least(0)
 
 
 def test_job_that_was_resumed_before_its_end_was_stored_stays_resumed(
@@ -608,20 +539,118 @@ def test_job_that_was_resumed_before_its_end_was_stored_stays_resumed(
 
 
 def test_deletions_are_told_as_they_were_at_one_moment(tmp_path: Path) -> None:
-    class Changing(DeletedJobs):
-        """Another job is deleted whenever its document has been looked at."""
+    class Changing(JobStore):
+        """Another job is deleted whenever the deletions have been looked at."""
 
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
-            if name == "_document":
-                number = value["num_deletions"]
-                job_ids = [*value["job_ids"], f"job-{number}"]
-                self._document = {"num_deletions": number + 1, "job_ids": job_ids}
+            if name == "_deletions":
+                number, job_ids = value
+                self._deletions = number + 1, [*job_ids, f"job-{number}"]
             return value
 
-    deleted = Changing(tmp_path)
+    store = Changing(tmp_path)
     num_told, told = 0, []
     for _ in range(3):
-        job_ids, num_told = deleted.after(num_told)
+        job_ids, num_told = store.deletions_after(num_told)
         told += job_ids
     assert told == [f"job-{number}" for number in range(num_told)]
+
+
+def older_state(directory: Path, store: JobStore) -> None:
+    """Writes the jobs of a store as the files of an older version, and closes the store."""
+    for document in store.all():
+        folder = directory / "jobs" / document.job_id
+        for table, round_index, text in store.dump(document.job_id):
+            name = f"{table}.json" if round_index is None else f"{table}s/{round_index:06d}.json"
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    (directory / "grants.json").write_text('{"reserved": 4000000000000000}')
+    (directory / "deleted.json").write_text('{"num_deletions": 5, "job_ids": ["a", "b"]}')
+    (directory / "deleted" / "c" / "rounds").mkdir(parents=True)
+    store.close()
+
+
+def test_state_of_an_older_version_is_taken_over_once(tmp_path: Path) -> None:
+    before = JobStore(tmp_path / "before")
+    first, second = finished(before, named("first"), named("second"))
+    before.save_result(first, 0, RoundResult(committed=RoundCommitted(num_rounds=1)))
+    before.save_events(first, [{"number": 1, "at": 1.0, "kind": "STATUS", "text": "began"}])
+    dumps = {job_id: list(before.dump(job_id)) for job_id in (first, second)}
+    state = tmp_path / "state"
+    older_state(state, before)
+    os.utime(state / "jobs" / second / "job.json", (1e9, 1e9))
+    store = JobStore(state)
+    assert ids_of(store) == [first, second]
+    assert [*store.dump(first)][1:] == dumps[first][1:]
+    assert store.get(second).ended_at == 1e9, "the time of the file stands for the end"
+    assert store.deletions_after(0) == (["a", "b", "c"], 6)
+    assert store.grants.least(0) > 4_000_000_000_000_000
+    assert [path.name for path in state.iterdir() if path.is_dir()] == ["migrated"]
+    store.delete(first, "a test")
+    assert ids_of(JobStore(state)) == [second], "nothing is taken over twice"
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SUCCEEDED"])
+def test_only_a_job_of_an_older_version_that_has_ended_gets_a_time_for_it(
+    tmp_path: Path, state: str
+) -> None:
+    before = JobStore(tmp_path / "before")
+    document = before.create(job())
+    document.state = scheduler_pb2.JobState.Value(f"JOB_STATE_{state}")
+    before.save(document)
+    older_state(tmp_path, before)
+    status = JobStore(tmp_path).get(document.job_id).status()
+    assert status.HasField("ended_at") == (state == "SUCCEEDED")
+
+
+def test_files_of_an_older_version_beside_a_database_stay_and_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older_state(tmp_path, JobStore(tmp_path / "before"))
+    (tmp_path / "jobs" / "old-1").mkdir(parents=True)
+    JobStore(tmp_path).close()
+    assert (tmp_path / "migrated" / "jobs" / "old-1").exists()
+    (tmp_path / "jobs" / "old-2").mkdir(parents=True)
+    JobStore(tmp_path).close()
+    assert str(tmp_path / "jobs") in caplog.text and (tmp_path / "jobs" / "old-2").exists()
+    (tmp_path / FILE_NAME).unlink()
+    JobStore(tmp_path).close()
+    assert (tmp_path / "migrated-2" / "jobs" / "old-2").exists()
+
+
+def test_damaged_job_of_an_older_version_stays_unreadable_and_the_others_do_not(
+    tmp_path: Path,
+) -> None:
+    before = JobStore(tmp_path / "before")
+    bad, good = finished(before, named("bad"), named("good"))
+    state = tmp_path / "state"
+    older_state(state, before)
+    (state / "jobs" / bad / "job.json").write_text("{")
+    shutil.rmtree(state / "jobs" / good / "rounds")
+    store = JobStore(state)
+    assert ids_of(store) == [good] and store.num_unreadable == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deleted.json", "{}"),
+        ("deleted.json", '{"num_deletions": 1, "job_ids": [1]}'),
+        ("grants.json", '{"reserved": "many"}'),
+    ],
+)
+def test_state_of_an_older_version_that_is_damaged_stays_as_it_is(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    before = JobStore(tmp_path / "before")
+    [job_id] = finished(before, job())
+    state = tmp_path / "state"
+    older_state(state, before)
+    (state / name).write_text(content)
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match=name):
+            JobStore(state)
+    assert (state / "jobs" / job_id / "job.json").exists()
+    (state / name).unlink()
+    assert ids_of(JobStore(state)) == [job_id]

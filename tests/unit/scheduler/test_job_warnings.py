@@ -5,11 +5,14 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_jobs import StoredRow, refusing_writes
 
+from collapipe.database import Database
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
@@ -43,7 +46,7 @@ from collapipe.v1.control_unit_pb2 import HeldOutLabel, PrepareDataResponse
 from collapipe.v1.edge_server_pb2 import PrepareJobResponse
 from collapipe.v1.job_pb2 import BlobSource, Evaluation, RoundSummary
 from collapipe.v1.job_pb2 import Finding as FindingMessage
-from collapipe.v1.plan_pb2 import Plan, Stage
+from collapipe.v1.plan_pb2 import Commit, Plan, Stage
 from collapipe.v1.scheduler_pb2 import (
     INCIDENT_CODE_HOST_LOST,
     JOB_STATE_FAILED,
@@ -53,7 +56,7 @@ from collapipe.v1.scheduler_pb2 import (
 )
 from collapipe_client import load_preset
 
-from .jobs import hosts, job, published, serving
+from .jobs import NO_STATE, hosts, job, published, serving
 
 
 def with_data(kind: str = "classification", **data: Any) -> JobConfig:
@@ -373,7 +376,7 @@ FIRST = RoundCommitted(num_rounds=1, round_seconds=2.0)
 def test_result_of_a_round_is_stored_with_its_evaluation(
     progress: JobProgress, store: JobStore, events: EventLog
 ) -> None:
-    progress.round_committed(FIRST)
+    progress.round_committed(FIRST, Commit(num_rounds=1), NO_STATE)
     progress.evaluated(Evaluation(num_rounds=0, metric="accuracy", value=0.25))
     progress.evaluated(Evaluation(num_rounds=1, metric="accuracy", value=0.5))
     result = store.find_result(progress.job_id, 0)
@@ -385,25 +388,57 @@ def test_result_of_a_round_is_stored_with_its_evaluation(
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_full_disk_or_damage_takes_the_result_of_a_round_but_not_the_job(
+def test_full_disk_or_damage_takes_the_stored_evaluation_but_not_the_job(
     progress: JobProgress,
+    store: JobStore,
     events: EventLog,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     is_full: bool,
 ) -> None:
-    results = tmp_path / "jobs" / progress.job_id / "results"
-    if is_full:
-        results.write_text("in the way")
-    progress.round_committed(FIRST)
-    if not is_full:
-        [file] = results.iterdir()
-        file.write_text("{", encoding="utf-8")
+    progress.round_committed(FIRST, Commit(num_rounds=1), NO_STATE)
+    with ExitStack() as full:
+        if is_full:
+            full.enter_context(refusing_writes(store))
+        else:
+            StoredRow(tmp_path, "result", progress.job_id, 0).write_text("{")
         progress.evaluated(Evaluation(num_rounds=1, metric="accuracy", value=0.5))
     assert "round 1" in caplog.text
-    first, *others = published(events)
-    assert first.round_committed.round_seconds == 2.0
-    assert [event.evaluation.value for event in others] == [0.5] * (not is_full)
+    _, event = published(events)
+    assert event.evaluation.value == 0.5
+
+
+class _KilledError(BaseException):
+    """Ends the storing of a round where SIGKILL could."""
+
+
+@pytest.mark.parametrize("num_statements", range(6))
+def test_round_is_stored_as_a_whole_or_not_at_all(
+    progress: JobProgress,
+    store: JobStore,
+    events: EventLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_statements: int,
+) -> None:
+    left, execute = num_statements, Database.execute
+
+    def killed(database: Database, statement: str, *values: Any) -> Any:
+        nonlocal left
+        if not left:
+            raise _KilledError
+        left -= 1
+        return execute(database, statement, *values)
+
+    with monkeypatch.context() as patch, suppress(_KilledError):
+        patch.setattr(Database, "execute", killed)
+        progress.round_committed(FIRST, Commit(num_rounds=1), NO_STATE)
+    restarted, job_id = JobStore(tmp_path), progress.job_id
+    is_stored = num_statements == 5  # BEGIN, three rows, COMMIT
+    assert (restarted.find_result(job_id, 0) is not None) == is_stored
+    assert (restarted.planner_state(job_id) is not None) == is_stored
+    assert restarted.get(job_id).num_rounds_committed == is_stored
+    assert len(published(events)) == is_stored, "nothing is told that is not stored"
 
 
 def assert_warns(warning: JobWarning | None, words: str, advice: str) -> None:
@@ -561,7 +596,8 @@ def test_warning_is_an_event_and_is_told_once(store: JobStore, events: EventLog)
     for _ in range(2):
         progress.evaluated(Evaluation(num_rounds=1, num_rows=9, one_answer=True))
         for number in (1, 2):
-            progress.round_committed(committed(number, unit=1.0, fast=0.1, edge=1.0))
+            round_ = committed(number, unit=1.0, fast=0.1, edge=1.0)
+            progress.round_committed(round_, Commit(num_rounds=number), NO_STATE)
     told = [event.warning for event in published(events) if event.HasField("warning")]
     assert [warning.code for warning in told] == [
         scheduler_pb2.WARNING_CODE_ONE_CLASS,

@@ -1,11 +1,11 @@
 """What the page and the report of a job have of past rounds and events, from the records of the job store."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_jobs import StoredRow, stored_ids
 
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.rpc import ChannelPool
@@ -18,9 +18,10 @@ from collapipe.scheduler.web import report as report_parts
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.report import events_of, report
 from collapipe.v1.job_pb2 import Evaluation, RoundSummary
+from collapipe.v1.plan_pb2 import Commit
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, RoundCommitted
 
-from .jobs import Rounds, hosts, knowledge
+from .jobs import NO_STATE, Rounds, hosts, knowledge
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ class Job:
         summaries = [trained, RoundSummary(evaluation_seconds=9.0)]
         committed = RoundCommitted(num_rounds=number, round_seconds=6.0, summaries=summaries)
         committed.late_clusters.append(1)
-        progress.round_committed(committed)
+        progress.round_committed(committed, Commit(num_rounds=number), NO_STATE)
         evaluation = Evaluation(num_rounds=number, metric="accuracy", value=0.5)
         evaluation.other_metrics["loss"] = 1.0
         evaluation.definitions["accuracy"] = "a share"
@@ -199,10 +200,10 @@ def test_damaged_events_are_refused(
 ) -> None:
     log = queued(job)
     job.store.save_events(job.job_id, events_of(job.document, job.store, log) or [])
-    path = tmp_path / "jobs" / job.job_id / "events.json"
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    row = StoredRow(tmp_path, "events", job.job_id)
+    stored = row.read()
     stored["events"][0] |= change or {}
-    path.write_text(json.dumps(stored if change else []), encoding="utf-8")
+    row.write(stored if change else [])
     for source in (None, log):
         with pytest.raises(CorruptDataError, match="events"):
             events_of(job.document, job.store, source)
@@ -223,4 +224,4 @@ def test_events_of_a_deleted_job_are_not_stored(job: Job, tmp_path: Path) -> Non
     job.document.state = JOB_STATE_CANCELLED
     job.store.delete(job.job_id, "a test")
     job.store.save_events(job.job_id, [])
-    assert not (tmp_path / "jobs" / job.job_id).exists()
+    assert stored_ids(tmp_path, "events") == stored_ids(tmp_path) == []

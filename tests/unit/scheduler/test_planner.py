@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_jobs import StoredRow
 
 from collapipe.allocation import ClusterPlan, LinkPlan, RoundPlan, StagePlan
-from collapipe.documents import write_document
 from collapipe.errors import InfeasibleError, InvalidInputError, PeerLostError
 from collapipe.job import JobConfig
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.decisions import RoundDecision, hosts_of
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import JobHosts
-from collapipe.scheduler.job_store import JobStore
+from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planner import Planner
@@ -449,11 +449,13 @@ def make_state() -> PlannerState:
     return PlannerState(strategy="dssra", knowledge=known, current_plans=(PLAN,))
 
 
-def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> None:
-    assert store.planner_state("job") is None
+def test_planner_state_survives_a_restart(
+    tmp_path: Path, store: JobStore, document: JobDocument
+) -> None:
+    assert store.planner_state(document.job_id) is None
     state = make_state()
-    store.save_planner_state("job", state)
-    assert JobStore(tmp_path).planner_state("job") == state
+    store.save_planner_state(document.job_id, state)
+    assert JobStore(tmp_path).planner_state(document.job_id) == state
 
 
 @pytest.mark.parametrize(
@@ -468,15 +470,30 @@ def test_planner_state_survives_a_restart(tmp_path: Path, store: JobStore) -> No
 )
 def test_state_that_cannot_be_used_is_ignored_with_a_warning(
     store: JobStore,
+    document: JobDocument,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     change: dict[str, Any] | None,
     reason: str,
 ) -> None:
-    store.save_planner_state("job", make_state())
-    path = tmp_path / "jobs" / "job" / "planner.json"
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    write_document(path, OLDER if change is None else stored | change)
-    assert store.planner_state("job") is None
-    assert str(path) in caplog.text
+    job_id = document.job_id
+    store.save_planner_state(job_id, make_state())
+    row = StoredRow(tmp_path, "planner", job_id)
+    row.write(OLDER if change is None else row.read() | change)
+    assert store.planner_state(job_id) is None
+    assert job_id in caplog.text
     assert reason in caplog.text
+
+
+def test_round_of_hosts_that_are_gone_leaves_no_plan() -> None:
+    """The next attempt evaluates with the current plans, if there are any."""
+    left = hosts()
+    _, decision = Rounds(left).decide()
+    assert "device-0" in hosts_of(decision.plans)
+    cluster = replace(left.clusters[0], devices=left.clusters[0].devices[1:])
+    for of, has_plan in ((left, True), (JobHosts(left.edge_server, (cluster,)), False)):
+        after = Rounds(left)
+        after.planner.take_hosts(of)
+        after.planner.take_over_round(decision, [summary(left)], 10.0)
+        assert bool(after.planner.state().current_plans) == has_plan
+        after.planner.decide(1, [], evaluation_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.job_life.restarting_devices import take_part
+from collapipe.job_life import job_devices
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_registry import HostRegistry
@@ -40,7 +40,7 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
     def attempt() -> None:
         chosen = runner._wait_for_hosts()
         processes = {device.host_id: device.incarnation for device in chosen.devices}
-        runner._restarting = take_part(runner._restarting, processes)
+        runner._take(job_devices.use(runner._state.devices, {}, processes))
         taken.append({device.host_id for device in chosen.devices})
         liar = Host()
         liar.CopyFrom(present.by_id["device-0"])

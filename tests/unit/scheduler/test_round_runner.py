@@ -18,15 +18,13 @@ from collapipe.errors import AttemptFailedError, InfeasibleError, InvalidInputEr
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import LEAST_NOISE, JobConfig
 from collapipe.job_life import round_clusters
-from collapipe.job_life.round_clusters import RoundClusters
 from collapipe.rpc import ChannelPool, Security
+from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.held import Held
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
-from collapipe.scheduler.knowledge import Knowledge
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
 from collapipe.scheduler.restore_points import becomes_candidate
@@ -36,7 +34,7 @@ from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan, Stage
 
-from .jobs import SIZES, hosts, job
+from .jobs import NO_STATE, SIZES, hosts, job
 
 LIMIT_SECONDS = 60.0
 SECURE = {"clusters": 3, "averaging": {"secure": True}}
@@ -90,7 +88,7 @@ class ScriptedPlanner:
         pass
 
     def state(self) -> PlannerState:
-        return PlannerState(strategy="dssra", knowledge=Knowledge(), current_plans=())
+        return NO_STATE
 
 
 class Runner(RoundRunner):
@@ -209,17 +207,8 @@ def run_to_commit(
     is_decided = threading.Event()
 
     class ToCommit(Runner):
-        def _run_cluster(
-            self,
-            plan: Plan,
-            decision: Any,
-            recorded: RoundDocument,
-            late: Held[RoundClusters],
-            masking: Any,
-            *,
-            evaluation_only: bool,
-        ) -> RoundPrepared:
-            index = plan.cluster_index
+        def _run_cluster(self, round_: Any, plan: Plan) -> RoundPrepared:
+            index, late = plan.cluster_index, round_.late
             if index not in late.now.late:
                 trained.append(index)
                 late.change(round_clusters.train, 0.0)
@@ -245,10 +234,8 @@ def run_to_commit(
             assert store.round(document.job_id, 0).late_clusters == left_out
             raise CommitReachedError
 
-        def _masking(
-            self, attempt: Attempt, recorded: RoundDocument, late: Held[RoundClusters]
-        ) -> Any:
-            assert recorded.total_samples == 2 * (5 + 6 + 7)
+        def _masking(self, round_: Any) -> Any:
+            assert round_.document.total_samples == 2 * (5 + 6 + 7)
             return Masks(store, document.job_id)
 
     states = [ClusterState(cluster_index=index) for index in range(3)]
@@ -327,6 +314,41 @@ class Committing(Runner):
             commit.candidate.num_rounds = self.candidates[-1]
             commit.candidate.attempt = attempt.attempt
         return CommitRoundResponse(commit=commit)
+
+
+def test_result_of_a_commit_that_the_scheduler_did_not_hear_of_is_stored_once(
+    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Deaf(Committing):
+        def _commit_round(self, *_: Any, **__: Any) -> CommitRoundResponse:
+            raise CommitReachedError
+
+    class Learning(ScriptedPlanner):
+        num_rounds = 0
+
+        def take_over_round(self, *_: Any) -> None:
+            self.num_rounds += 1
+
+    monkeypatch.setattr(RoundDecision, "from_json", lambda document: Decision())
+    commit = Commit(clusters=[ClusterState()], restore_point=Commit(clusters=[ClusterState()]))
+    job_id = store.create(job({"rounds": 9})).job_id
+    with pytest.raises(CommitReachedError):
+        Deaf(store, store.get(job_id), ScriptedPlanner("device-0", 4), commit).run(local_steps=1)
+    assert store.find_result(job_id, 0) is None
+    store, planner = JobStore(tmp_path), Learning("device-0", 4)
+    for attempt, num_learnt in (
+        (5, 0),
+        (0, 1),
+        (0, 1),
+    ):  # Another attempt has measured something else.
+        last = Commit(num_rounds=1, attempt=attempt)
+        last.MergeFrom(commit)
+        Committing(store, store.get(job_id), planner, last)
+        assert planner.num_rounds == num_learnt
+    found = JobStore(tmp_path)
+    result = found.find_result(job_id, 0)
+    assert result is not None and result.committed.num_rounds == 1
+    assert found.get(job_id).num_rounds_committed == 1 and found.planner_state(job_id) is not None
 
 
 def test_attempt_after_a_failure_copies_its_first_round(tmp_path: Path, store: JobStore) -> None:

@@ -421,3 +421,16 @@ def test_events_of_a_run_are_kept_if_the_job_is_resumed_at_once(scheduler: Sched
     scheduler.servicer._store_events(runner)
     events = scheduler.jobs.find_events(job_id)
     assert events and any("said by the first run" in event["text"] for event in events)
+
+
+def test_dump_cuts_large_rows_into_messages(scheduler: Scheduler) -> None:
+    job_id, text = scheduler.finish(), "x" * 2_500_000
+    record = RoundDocument(attempt=0, plans=[], decision={"text": text}, total_steps=1)
+    scheduler.jobs.save_round(job_id, 0, record)
+    request = scheduler_pb2.DumpJobRequest(job_id=job_id)
+    rows = list(scheduler.servicer.DumpJob(request, CONTEXT))
+    parts = [row.document_json for row in rows if row.table == "round"]
+    assert len(parts) == 3 and all(row.ByteSize() < 2_000_000 for row in rows)
+    assert text in "".join(parts)
+    with pytest.raises(NotFoundError):
+        list(scheduler.servicer.DumpJob(scheduler_pb2.DumpJobRequest(job_id="none"), CONTEXT))

@@ -374,6 +374,8 @@ def test_pending_update_is_applied_once(tiny: TinyModel) -> None:
 def test_stage_says_what_it_waits_for(tiny: TinyModel) -> None:
     chain = tiny.chain(HALVES)
     chain.mailboxes[0].fail(PeerLostError("", "over"))
+    assert chain.stages[0].is_idle
     with pytest.raises(PeerLostError):
         chain.stages[0].run_step(3, 2, 3, 0.0)
+    assert not chain.stages[0].is_idle
     assert "forward frame of micro-batch 0 in step 3" in chain.stages[0].waiting_for

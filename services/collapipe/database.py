@@ -1,0 +1,202 @@
+"""What one service keeps in one SQLite file, so that it survives a loss of power.
+
+A transaction is on the disk as a whole when its block has ended. Until then, and if anything fails, nothing of it is.
+"""
+
+import errno
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from collapipe.errors import CorruptDataError
+
+NOT_STORED = (CorruptDataError, OSError)
+"""The errors of a database that cannot be used."""
+
+FILE_NAME = "state.db"
+"""The file in the directory of a service."""
+
+
+class Database:
+    """A database that only this process uses. It is thread-safe: one thread at a time reads or writes.
+
+    Args:
+        path: The file. It is made if it does not exist.
+        version: Number of the schema, from 1. Increase it when an older file cannot be read.
+        schema: The statements that make the tables.
+        fill: Called with a new database, in the transaction that makes the tables.
+
+    Raises:
+        CorruptDataError: The file is damaged, or has another version.
+        OSError: The disk is full, or does not work.
+    """
+
+    def __init__(
+        self, path: Path, version: int, schema: str, fill: "Callable[[Database], None]"
+    ) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        """Held during each transaction. A caller may use it for what it keeps in memory beside the rows."""
+        self._is_open = False
+        self._failure: Exception | None = None
+        """Why a statement of the present transaction failed."""
+        self._reserve = path.with_name(f"{path.name}.reserve")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._explained():
+            # Transactions begin where this class says, and not where Python guesses.
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._close = weakref.finalize(self, self._connection.close)
+        # With it, text that is damaged is refused where it is read, and not by SQLite.
+        self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        try:
+            try:
+                self.is_new = self._open(version, schema, fill)
+            except OSError:  # A full disk has no room for the files beside the database.
+                if not self.free_reserve():
+                    raise
+                self.is_new = self._open(version, schema, fill)
+        except BaseException:
+            self._close()
+            raise
+        self._keep_reserve()
+
+    def _open(self, version: int, schema: str, fill: "Callable[[Database], None]") -> bool:
+        """Returns whether the database is new. Raises the errors of this class."""
+        # The first of these counts for a new file only. Without the last one, to delete rows may take as much room as they have.
+        for setting in (
+            "auto_vacuum = INCREMENTAL",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+            "secure_delete = OFF",
+        ):
+            self.execute(f"PRAGMA {setting}")
+        [(found,)] = self.execute("PRAGMA user_version")
+        if found == 0:
+            with self.transaction():
+                for statement in schema.split(";"):
+                    self.execute(statement)
+                fill(self)
+                self.execute(f"PRAGMA user_version = {version}")
+            return True
+        if found != version:
+            raise CorruptDataError(
+                f"{self.path} has format version {found}, but this service reads version {version}: use the version of CollaPipe that wrote it"
+            )
+        if (problem := self.execute("PRAGMA quick_check(1)")) != [("ok",)]:
+            raise self._damaged(str(problem[0][0]))
+        return False
+
+    def close(self) -> None:
+        """Closes the file. Later statements raise `OSError`."""
+        with self.lock:
+            self._close()
+
+    def give_room_back(self) -> None:
+        """Gives the room of deleted rows back to the disk. If the disk is too full for that, later rows use it."""
+        with suppress(OSError), self.lock, self._explained():
+            [(num_pages,)] = self.execute("PRAGMA freelist_count")
+            for _ in range(0, num_pages, _PAGES_AT_ONCE):
+                # Python ends other statements without rows after their first step, which is one page here.
+                self._connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+            self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._keep_reserve()
+
+    def free_reserve(self) -> bool:
+        """Makes some room on a full disk, for a change that makes more. Returns whether there was something to free."""
+        with suppress(OSError):
+            self._reserve.unlink()
+            return True
+        return False
+
+    def _keep_reserve(self) -> None:
+        for size in _RESERVE_BYTES:
+            if self._reserve.exists():
+                return
+            try:
+                self._reserve.write_bytes(bytes(size))
+            except OSError:
+                self.free_reserve()
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Runs a statement, and returns the rows that it finds. Outside of a transaction, it is one by itself.
+
+        Raises:
+            CorruptDataError: The file is damaged.
+            OSError: The disk is full, or does not work.
+        """
+        with self.lock:
+            try:
+                with self._explained():
+                    return self._connection.execute(statement, values).fetchall()
+            except Exception as error:
+                self._failure = error
+                raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Stores what the statements of the block change, all of it or nothing. A block within another one belongs to its transaction.
+
+        Raises:
+            CorruptDataError: The file is damaged.
+            OSError: The disk is full, or does not work. A statement failed in the block, even if the block went on.
+        """
+        with self.lock:
+            if self._is_open:
+                yield
+                return
+            self._failure = None
+            self.execute("BEGIN IMMEDIATE")
+            self._is_open = True
+            try:
+                yield
+                if self._failure is not None:
+                    raise self._failure
+                self.execute("COMMIT")
+            except BaseException:
+                # After some errors, SQLite has ended the transaction itself.
+                if self._connection.in_transaction:
+                    with self._explained():
+                        self._connection.execute("ROLLBACK")
+                raise
+            finally:
+                self._is_open = False
+            self._keep_reserve()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises the errors of this class in place of those of SQLite."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            code = getattr(error, "sqlite_errorcode", 0)  # Python 3.10 does not have it.
+            if code == _SHORT_READ:
+                raise self._damaged("its end is missing") from error
+            number = errno.ENOSPC if code == _FULL else errno.EIO
+            raise OSError(number, str(error), str(self.path)) from error
+        except sqlite3.Error as error:
+            if type(error) is sqlite3.DatabaseError:
+                raise self._damaged(str(error)) from error
+            # It is closed, or a caller has broken a rule of the schema.
+            raise OSError(errno.EINVAL, str(error), str(self.path)) from error
+
+    def _damaged(self, problem: str) -> CorruptDataError:
+        return CorruptDataError(
+            f"{self.path} is damaged ({problem}): restore it from a copy, or save what can still be read with "
+            f"`sqlite3 {self.path} .recover | sqlite3 recovered.db`"
+        )
+
+
+_PAGES_AT_ONCE = 1000
+"""As many as SQLite writes before it moves them from its log into the file."""
+
+_RESERVE_BYTES = 1 << 19, 1 << 18
+"""Sizes of a file beside the database that is deleted on a full disk: the usual one, and one if there is no room for that. SQLite
+needs some room to begin, and to delete rows."""
+
+_FULL, _SHORT_READ = 13, 522
+"""SQLITE_FULL and SQLITE_IOERR_SHORT_READ, https://www.sqlite.org/rescode.html. Python has names for these numbers since 3.11."""

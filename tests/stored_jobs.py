@@ -1,0 +1,70 @@
+"""Reads and changes what a scheduler has stored, from outside of it."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collapipe.database import FILE_NAME
+from collapipe.scheduler.job_store import JobStore
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """The document in a row of a table, with the methods of a file.
+
+    Args:
+        state: The state directory of the scheduler.
+        round_index: `None` for a table without rounds.
+    """
+
+    state: Path
+    table: str
+    job_id: str
+    round_index: int | None = None
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        with closing(sqlite3.connect(self.state / FILE_NAME)) as database:
+            found = database.execute(f"SELECT document {self._place}", self._values).fetchone()
+        return str(found[0])
+
+    def write_text(self, data: str, encoding: str = "utf-8") -> None:
+        statement = (
+            f"UPDATE {self.table} SET document = ? WHERE rowid IN (SELECT rowid {self._place})"
+        )
+        with closing(sqlite3.connect(self.state / FILE_NAME)) as database, database:
+            assert database.execute(statement, (data, *self._values)).rowcount == 1
+
+    def read(self) -> Any:
+        return json.loads(self.read_text())
+
+    def write(self, document: Any) -> None:
+        self.write_text(json.dumps(document))
+
+    @property
+    def _place(self) -> str:
+        of_round = "" if self.round_index is None else " AND round_index = ?"
+        return f"FROM {self.table} WHERE job_id = ?{of_round}"
+
+    @property
+    def _values(self) -> tuple[Any, ...]:
+        return (self.job_id,) if self.round_index is None else (self.job_id, self.round_index)
+
+
+def stored_ids(state: Path, table: str = "job") -> list[str]:
+    """Returns the ids of the jobs that have a row in a table."""
+    with closing(sqlite3.connect(state / FILE_NAME)) as database:
+        return [job_id for (job_id,) in database.execute(f"SELECT job_id FROM {table}")]
+
+
+@contextmanager
+def refusing_writes(store: JobStore) -> Iterator[None]:
+    """Makes the database of a store refuse each change, as a disk does that has become read-only."""
+    store._database.execute("PRAGMA query_only = ON")
+    try:
+        yield
+    finally:
+        store._database.execute("PRAGMA query_only = OFF")

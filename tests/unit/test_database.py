@@ -1,0 +1,192 @@
+"""A transaction is on the disk as a whole or not at all, whenever the process is killed and whatever the disk does."""
+
+import errno
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from collapipe.database import Database
+from collapipe.errors import CorruptDataError
+
+_SCHEMA = "CREATE TABLE one (number INTEGER); CREATE TABLE other (number INTEGER)"
+
+_WRITER = """
+import sys
+from pathlib import Path
+from collapipe.database import Database
+
+database = Database(Path(sys.argv[1]), 1, sys.argv[2], lambda new: None)
+[(number,)] = database.execute("SELECT count(*) FROM one")
+while True:
+    number += 1
+    with database.transaction():
+        database.execute("INSERT INTO one VALUES (?)", number)
+        database.execute("INSERT INTO other VALUES (?)", number)
+    print(number, flush=True)
+"""
+
+
+def open_database(path: Path) -> Database:
+    return Database(path, 1, _SCHEMA, lambda new: None)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = open_database(tmp_path / "state.db")
+    yield database
+    database.close()
+
+
+def numbers(database: Database) -> tuple[list[int], list[int]]:
+    """Returns what the two tables have."""
+    one, other = (
+        [number for (number,) in database.execute(f"SELECT number FROM {table} ORDER BY number")]
+        for table in ("one", "other")
+    )
+    return one, other
+
+
+def test_each_transaction_that_was_told_survives_a_kill_as_a_whole(tmp_path: Path) -> None:
+    path, told = tmp_path / "state.db", 0
+    for num_lines in (1, 7, 30):
+        line = [sys.executable, "-c", _WRITER, str(path), _SCHEMA]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(num_lines):
+                told = int(writer.stdout.readline())
+            os.kill(writer.pid, signal.SIGKILL)
+            for rest in writer.stdout:
+                told = int(rest)
+        database = open_database(path)
+        one, other = numbers(database)
+        database.close()
+        assert one == other and one == list(range(1, len(one) + 1)) and len(one) >= told
+
+
+def test_power_that_is_lost_between_two_statements_leaves_the_state_before(
+    database: Database, tmp_path: Path
+) -> None:
+    """The files are copied between the statements, as a disk would have them."""
+    found = []
+
+    def look() -> None:
+        copy = tmp_path / f"copy-{len(found)}"
+        copy.mkdir()
+        for file in tmp_path.glob("state.db*"):
+            if not file.name.endswith("-shm"):  # This memory is lost.
+                shutil.copy(file, copy)
+        found.append(numbers(open_database(copy / "state.db")))
+
+    with database.transaction():
+        database.execute("INSERT INTO one VALUES (1)")
+        look()
+        database.execute("INSERT INTO other VALUES (1)")
+        look()
+    look()
+    assert found == [([], []), ([], []), ([1], [1])]
+    # Only with these does the disk have what a copy has here.
+    assert database.execute("PRAGMA synchronous") == [(2,)]
+    assert database.execute("PRAGMA journal_mode") == [("wal",)]
+
+
+def test_error_in_the_block_takes_all_of_it_back(database: Database) -> None:
+    with suppress(KeyError), database.transaction():
+        database.execute("INSERT INTO one VALUES (1)")
+        with database.transaction():  # It belongs to the one around it.
+            database.execute("INSERT INTO other VALUES (1)")
+        raise KeyError
+    assert numbers(database) == ([], [])
+    database.execute("INSERT INTO one VALUES (2)")
+    assert numbers(database) == ([2], [])
+
+
+def test_block_that_goes_on_after_an_error_of_the_disk_stores_nothing(database: Database) -> None:
+    with pytest.raises(OSError), database.transaction():
+        database.execute("INSERT INTO one VALUES (1)")
+        with suppress(OSError):
+            database.execute("INSERT INTO missing VALUES (1)")
+        database.execute("INSERT INTO other VALUES (1)")
+    assert numbers(database) == ([], [])
+
+
+def test_full_disk_is_named_and_takes_nothing_that_was_stored(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute("INSERT INTO one VALUES (1)")
+    database.execute("PRAGMA max_page_count = 8")
+    with pytest.raises(OSError, match="state.db") as full, database.transaction():
+        database.execute("INSERT INTO one VALUES (2)")
+        database.execute("INSERT INTO other VALUES (?)", "x" * 100_000)
+    assert hasattr(sqlite3, "SQLITE_FULL") == (full.value.errno == errno.ENOSPC)
+    database.execute("PRAGMA max_page_count = 1000")
+    database.execute("INSERT INTO other VALUES (1)")
+    assert numbers(open_database(tmp_path / "state.db")) == ([1], [1])
+
+
+def test_database_that_could_not_be_filled_is_made_again(tmp_path: Path) -> None:
+    def fail(new: Database) -> None:
+        new.execute("INSERT INTO one VALUES (1)")
+        raise CorruptDataError("an old file is damaged")
+
+    for _ in range(2):
+        with pytest.raises(CorruptDataError, match="an old file"):
+            Database(tmp_path / "state.db", 1, _SCHEMA, fail)
+    assert numbers(open_database(tmp_path / "state.db")) == ([], [])
+
+
+def test_threads_do_not_see_each_others_unfinished_transactions(database: Database) -> None:
+    seen, has_read = [], threading.Event()
+
+    def count() -> None:
+        seen.append(numbers(database))
+        has_read.set()
+
+    with database.transaction():
+        database.execute("INSERT INTO one VALUES (1)")
+        reader = threading.Thread(target=count)
+        reader.start()
+        assert not has_read.wait(0.05)
+        database.execute("INSERT INTO other VALUES (1)")
+    reader.join()
+    assert seen == [([1], [1])]
+
+
+def test_reserve_makes_room_once_and_is_made_again(tmp_path: Path, database: Database) -> None:
+    reserve = tmp_path / "state.db.reserve"
+    assert reserve.stat().st_size > 100_000
+    assert database.free_reserve() and not reserve.exists()
+    assert not database.free_reserve()
+    with database.transaction():
+        database.execute("INSERT INTO one VALUES (1)")
+    assert reserve.exists()
+
+
+def test_text_that_is_no_utf_8_is_given_to_its_reader(database: Database) -> None:
+    database.execute("INSERT INTO one VALUES (CAST(x'61ff62' AS TEXT))")
+    assert database.execute("SELECT number FROM one") == [("a\ufffdb",)]
+
+
+def test_closed_database_is_not_called_damaged(database: Database) -> None:
+    database.close()
+    with pytest.raises(OSError, match="closed"):
+        numbers(database)
+
+
+@pytest.mark.parametrize("kind", ["folder", "text"])
+def test_what_is_no_database_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "state.db"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("no database " * 1000)
+    with pytest.raises((CorruptDataError, OSError), match="state.db"):
+        open_database(path)
