@@ -1,6 +1,6 @@
 """What does an attacker with the certificates of one client and one box cost two honest jobs?
 
-    python -m benchmarks.attacker --rounds 1150          about 25 minutes, with ten minutes of attacks
+    python -m benchmarks.attacker --rounds 1300          about 30 minutes, of which nine are attacks
 
 All processes run on this machine and speak mutual TLS over loopback. Two jobs of two clusters train all the time. The third cluster is
 for the attacker, who owns its only device and may submit jobs. For one minute (`--window`), it attacks with everything in `ATTACKS`, and

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import statistics
 import sys
@@ -46,6 +45,7 @@ from faults.interrupted import (  # noqa: E402
 )
 from killed_processes import kill, restart  # noqa: E402
 
+from collapipe.errors import CollapipeError  # noqa: E402
 from collapipe_client.processes import ProcessRecord  # noqa: E402
 
 DEVICES = [3, 1]
@@ -183,9 +183,9 @@ def run_seed(
         timer.join()
     testbed.heal()
     mend(testbed, done)
-    for jobs in testbed.workspace.state.glob("*/jobs"):  # The disks are small.
-        if done.job_id:
-            shutil.rmtree(jobs / done.job_id, ignore_errors=True)
+    if done.job_id:  # The disks are small.
+        with suppress(CollapipeError), testbed.client() as client:
+            client.delete(done.job_id)
     return {
         "seed": seed,
         "outcome": "; ".join([outcome, *errors]),

@@ -7,7 +7,7 @@ larger model. The processes are not restarted in between. What they hold is meas
 and of the jobs. The scheduler keeps two ended jobs, so that the disks of jobs can be flat.
 
 Prints a table in Markdown for the rounds and one for the jobs. The three values of a cell belong to the three moments. The
-scheduler stores a file for each round, so its disk grows with rounds. Fails if memory, descriptors or threads grew by more
+scheduler stores rows for each round, so its disk grows with rounds. Fails if memory, descriptors or threads grew by more
 than the limits below between the first and the last moment.
 """
 

@@ -4,10 +4,12 @@ A transaction is on the disk as a whole when its block has ended. Until then, an
 """
 
 import errno
+import os
+import shlex
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,17 +30,15 @@ class Database:
         path: The file. It is made if it does not exist.
         version: Number of the schema, from 1. Increase it when an older file cannot be read.
         schema: The statements that make the tables.
-        fill: Called with a new database, in the transaction that makes the tables.
 
     Raises:
         CorruptDataError: The file is damaged, or has another version.
         OSError: The disk is full, or does not work.
     """
 
-    def __init__(
-        self, path: Path, version: int, schema: str, fill: "Callable[[Database], None]"
-    ) -> None:
+    def __init__(self, path: Path, version: int, schema: str) -> None:
         self.path = path
+        self._version = version
         self.lock = threading.RLock()
         """Held during each transaction. A caller may use it for what it keeps in memory beside the rows."""
         self._is_open = False
@@ -52,21 +52,26 @@ class Database:
         self._close = weakref.finalize(self, self._connection.close)
         # With it, text that is damaged is refused where it is read, and not by SQLite.
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        may_be_damaged = False
+        with suppress(FileNotFoundError):  # It was closed.
+            may_be_damaged = path.with_name(f"{path.name}-wal").stat().st_size > 0
         try:
             try:
-                self.is_new = self._open(version, schema, fill)
+                self._open(version, schema)
             except OSError:  # A full disk has no room for the files beside the database.
                 if not self.free_reserve():
                     raise
-                self.is_new = self._open(version, schema, fill)
+                self._open(version, schema)
+            if may_be_damaged and (problem := self.execute("PRAGMA quick_check(1)")) != [("ok",)]:
+                raise self._damaged(str(problem[0][0]))
         except BaseException:
             self._close()
             raise
         self._keep_reserve()
 
-    def _open(self, version: int, schema: str, fill: "Callable[[Database], None]") -> bool:
-        """Returns whether the database is new. Raises the errors of this class."""
-        # The first of these counts for a new file only. Without the last one, to delete rows may take as much room as they have.
+    def _open(self, version: int, schema: str) -> None:
+        """Makes the tables of a new database. Raises the errors of this class."""
+        # The first of these counts for a new file only. With `secure_delete`, SQLite would write deleted rows once more.
         for setting in (
             "auto_vacuum = INCREMENTAL",
             "journal_mode = WAL",
@@ -80,16 +85,11 @@ class Database:
             with self.transaction():
                 for statement in schema.split(";"):
                     self.execute(statement)
-                fill(self)
                 self.execute(f"PRAGMA user_version = {version}")
-            return True
-        if found != version:
+        elif found != version:
             raise CorruptDataError(
                 f"{self.path} has format version {found}, but this service reads version {version}: use the version of CollaPipe that wrote it"
             )
-        if (problem := self.execute("PRAGMA quick_check(1)")) != [("ok",)]:
-            raise self._damaged(str(problem[0][0]))
-        return False
 
     def close(self) -> None:
         """Closes the file. Later statements raise `OSError`."""
@@ -98,27 +98,35 @@ class Database:
 
     def give_room_back(self) -> None:
         """Gives the room of deleted rows back to the disk. If the disk is too full for that, later rows use it."""
-        with suppress(OSError), self.lock, self._explained():
+        with suppress(OSError):
             [(num_pages,)] = self.execute("PRAGMA freelist_count")
             for _ in range(0, num_pages, _PAGES_AT_ONCE):
-                # Python ends other statements without rows after their first step, which is one page here.
-                self._connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
-            self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                with self.lock, self._explained():
+                    # Python ends other statements without rows after their first step, which is one page here.
+                    self._connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+            self.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._keep_reserve()
 
     def free_reserve(self) -> bool:
         """Makes some room on a full disk, for a change that makes more. Returns whether there was something to free."""
         with suppress(OSError):
+            had_room = self._reserve.stat().st_size > 0
             self._reserve.unlink()
-            return True
+            return had_room
         return False
 
     def _keep_reserve(self) -> None:
+        if self._reserve.exists() and self._reserve.stat().st_size in _RESERVE_BYTES:
+            return
         for size in _RESERVE_BYTES:
-            if self._reserve.exists():
-                return
             try:
-                self._reserve.write_bytes(bytes(size))
+                with open(self._reserve, "wb") as file:
+                    file.write(
+                        os.urandom(size)
+                    )  # A disk that compresses would keep no room for zeros.
+                    file.flush()
+                    os.fsync(file.fileno())
+                return
             except OSError:
                 self.free_reserve()
 
@@ -143,7 +151,9 @@ class Database:
 
         Raises:
             CorruptDataError: The file is damaged.
-            OSError: The disk is full, or does not work. A statement failed in the block, even if the block went on.
+            OSError: The disk is full, or does not work.
+
+        If a statement failed in the block, and the block went on, its error is raised at the end.
         """
         with self.lock:
             if self._is_open:
@@ -173,10 +183,10 @@ class Database:
         try:
             yield
         except sqlite3.OperationalError as error:
-            code = getattr(error, "sqlite_errorcode", 0)  # Python 3.10 does not have it.
-            if code == _SHORT_READ:
+            # Python 3.10 does not have the code.
+            if getattr(error, "sqlite_errorcode", 0) == _SHORT_READ:
                 raise self._damaged("its end is missing") from error
-            number = errno.ENOSPC if code == _FULL else errno.EIO
+            number = errno.ENOSPC if "is full" in str(error) else errno.EIO
             raise OSError(number, str(error), str(self.path)) from error
         except sqlite3.Error as error:
             if type(error) is sqlite3.DatabaseError:
@@ -186,8 +196,9 @@ class Database:
 
     def _damaged(self, problem: str) -> CorruptDataError:
         return CorruptDataError(
-            f"{self.path} is damaged ({problem}): restore it from a copy, or save what can still be read with "
-            f"`sqlite3 {self.path} .recover | sqlite3 recovered.db`"
+            f"{self.path} is damaged ({problem}): stop the service and remove {self.path}-wal and {self.path}-shm. Then put a copy of "
+            f"{self.path.name} in its place, or what can still be read of it: `sqlite3 {shlex.quote(str(self.path))} .recover | sqlite3 "
+            f"recovered.db`, and `sqlite3 recovered.db 'PRAGMA user_version = {self._version}'`"
         )
 
 
@@ -198,5 +209,5 @@ _RESERVE_BYTES = 1 << 19, 1 << 18
 """Sizes of a file beside the database that is deleted on a full disk: the usual one, and one if there is no room for that. SQLite
 needs some room to begin, and to delete rows."""
 
-_FULL, _SHORT_READ = 13, 522
-"""SQLITE_FULL and SQLITE_IOERR_SHORT_READ, https://www.sqlite.org/rescode.html. Python has names for these numbers since 3.11."""
+_SHORT_READ = 522
+"""SQLITE_IOERR_SHORT_READ, https://www.sqlite.org/rescode.html. Python has a name for this number since 3.11."""

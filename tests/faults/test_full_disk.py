@@ -113,6 +113,7 @@ def test_job_can_be_deleted_on_a_full_disk_also_after_a_restart(
     fill(disk)
     for job_id in job_ids:
         store.delete(job_id, "a test")
+        store.give_room_back()
         store.close()
         fill(disk)
         store = JobStore(disk)

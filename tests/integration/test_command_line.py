@@ -125,7 +125,7 @@ def test_targets_with_follow_adds_new_hosts_until_it_is_terminated(
 
 
 def test_bash_completes(tmp_path: Path) -> None:
-    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, 1, SCHEMA, lambda _: None)
+    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, 1, SCHEMA)
     jobs.execute("INSERT INTO job VALUES ('questions-1a2b', '{}')")
     program = tmp_path / "bin" / "collapipe"
     program.parent.mkdir()

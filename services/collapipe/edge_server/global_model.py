@@ -498,7 +498,11 @@ def _present_clusters(
     clusters: Sequence[plan_pb2.ClusterState],
     late_clusters: Sequence[int],
 ) -> list[plan_pb2.ClusterState]:
-    """Returns the states of the clusters that are not late; raises `InvalidInputError` if one of a cluster or of a unit is missing."""
+    """Returns the states of the clusters that are not late.
+
+    Raises:
+        InvalidInputError: The state of a cluster or of a unit is missing, or all clusters are late.
+    """
     indices = [cluster.cluster_index for cluster in clusters]
     if indices != list(range(len(last.clusters))):
         raise InvalidInputError(

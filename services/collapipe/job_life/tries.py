@@ -1,5 +1,6 @@
 """Decides after which failures a job tries again, when, and for how long."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -110,8 +111,12 @@ class Tries:
     @property
     def seconds_of_tries(self) -> float:
         """How long the job tries again after failures like the last one; 0 after a commit."""
-        first = self.first_failure_at if self.first_other_at is None else self.first_other_at
-        return 0.0 if self.ends_at is None or first is None else self.ends_at - first
+        if self.ends_at is None or self.first_failure_at is None:
+            return 0.0
+        others_end_at = (
+            math.inf if self.first_other_at is None else self.first_other_at + _OTHER_SECONDS
+        )
+        return _OTHER_SECONDS if self.ends_at == others_end_at else self.limit_seconds
 
     def seconds_left(self, now: float) -> float:
         """Returns how long the job may still wait for a host."""
@@ -157,17 +162,18 @@ def after_failure(tries: Tries, failure: Failure, now: float) -> tuple[Tries, Ag
     tries = _counted(tries, failure, now)
     if ends := _reason_to_end(tries, failure):
         return tries, ends
+    ends_at = (tries.first_failure_at or 0.0) + tries.limit_seconds
     if failure.kind in (Kind.HOST_LOST, Kind.HOST_FAULTY) or (
         failure.kind is Kind.NO_PLAN and failure.lacks_hosts
     ):
-        first, limit = tries.first_failure_at or 0.0, tries.limit_seconds
         tries = replace(tries, first_other_at=None)
     else:
-        first, limit = tries.first_other_at or 0.0, min(tries.limit_seconds, _OTHER_SECONDS)
+        # Both limits count. Otherwise, each failure of a host would give failures of other kinds their whole time again.
+        ends_at = min(ends_at, (tries.first_other_at or 0.0) + _OTHER_SECONDS)
     if tries.num_repeats > _MOST_REPEATS:
         return tries, GivesUp.TOO_MANY_REPEATS
-    tries = replace(tries, ends_at=first + limit)
-    return tries, Again(wait) if now + wait - first < limit else GivesUp.TIME_IS_OVER
+    tries = replace(tries, ends_at=ends_at)
+    return tries, Again(wait) if now + wait < ends_at else GivesUp.TIME_IS_OVER
 
 
 def _counted(tries: Tries, failure: Failure, now: float) -> Tries:

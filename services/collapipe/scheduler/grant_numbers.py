@@ -93,8 +93,8 @@ class GrantNumbers:
         return int(self._clock() * 1e6)
 
     def _remedy(self) -> str:
-        """Returns the command that lets the numbers go on a day later than now. Restarts may have taken them ahead of the clock, by a
-        minute each."""
+        """Returns the command that lets the numbers go on a day later than now. Restarts may have taken the numbers ahead of the clock,
+        by a minute each."""
         path = shlex.quote(str(self._database.path))
         number = "(strftime('%s', 'now') + 86400) * 1000000"
         return (

@@ -131,9 +131,9 @@ class JobProgress:
             commit: The new commit.
             planner: What the planner knows after the round.
         """
+        result = RoundResult(committed=committed)
         with self.jobs.transaction():
             self.jobs.save_planner_state(self.job_id, planner)
-            result = RoundResult(committed=committed)
             self.jobs.save_result(self.job_id, committed.num_rounds - 1, result)
             self.committed(commit)
         self.publish(round_committed=committed)

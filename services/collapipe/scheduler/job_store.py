@@ -31,7 +31,7 @@ from collapipe.job import JobConfig
 from collapipe.mistakes import first_mistake
 from collapipe.rpc.stored_messages import message_from_json
 from collapipe.scheduler.grant_numbers import GrantNumbers
-from collapipe.scheduler.older_documents import put_away_documents, take_over_documents
+from collapipe.scheduler.older_documents import take_over_documents
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
@@ -270,7 +270,7 @@ SCHEMA = """
     INSERT INTO grant_number VALUES (0)
 """
 
-_REMEDY = "restore a copy of this file, or start a new job"
+_REMEDY = "start a new job. A copy of the database from before would set back all jobs"
 
 _REMEMBERED = 1000
 """Deleted jobs that are remembered. A host that was away during more deletions keeps what it has of the older ones."""
@@ -285,20 +285,8 @@ class JobStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._database = Database(
-            directory / FILE_NAME,
-            _VERSION,
-            SCHEMA,
-            lambda new: take_over_documents(new, directory),
-        )
-        if self._database.is_new:
-            put_away_documents(self._database, directory)
-        elif (directory / "jobs").exists():
-            logger.warning(
-                "%s is not read: jobs of older versions are taken over only when there is no %s yet",
-                directory / "jobs",
-                FILE_NAME,
-            )
+        self._database = Database(directory / FILE_NAME, _VERSION, SCHEMA)
+        take_over_documents(self._database, directory)
         self._lock = self._database.lock
         self._jobs: dict[str, JobDocument] = {}
         self._unsaved: set[str] = set()
@@ -506,8 +494,11 @@ class JobStore:
             del self._jobs[job_id]
             self._unsaved.discard(job_id)
             self._deletions = self._read_deletions()
-        self._database.give_room_back()
         logger.info("job %s was deleted: %s", job_id, reason)
+
+    def give_room_back(self) -> None:
+        """Gives the room of deleted jobs back to the disk."""
+        self._database.give_room_back()
 
     def _delete_rows(self, job_id: str) -> None:
         with self._database.transaction():
@@ -620,9 +611,8 @@ class JobStore:
 
     def save_round(self, job_id: str, round_index: int, document: RoundDocument) -> None:
         """Stores an attempt at a round. It replaces the previous attempt, with its result."""
-        text = _to_json(
-            document
-        )  # A large one takes a while, in which others may use the database.
+        # A large document takes a while, in which others may use the database.
+        text = _to_json(document)
         with self._database.transaction():
             self._database.execute(
                 "DELETE FROM result WHERE job_id = ? AND round_index = ?", job_id, round_index

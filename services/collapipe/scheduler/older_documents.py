@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import shlex
 from pathlib import Path
 
 from collapipe.database import Database
@@ -15,55 +16,67 @@ _REMEDY = (
     "restore it or delete it. Hosts that were away during earlier deletions then keep their files of those jobs, in the folder jobs of "
     "their --state-dir, until somebody deletes them there"
 )
-_GRANTS_REMEDY = "restore it, or delete it if the clock of this machine is right (`date`)"
 _ENDED = {f"JOB_STATE_{state}" for state in ("SUCCEEDED", "FAILED", "CANCELLED")}
 _NAMES = ("jobs", "deleted", "deleted.json", "grants.json")
 
 
 def take_over_documents(database: Database, directory: Path) -> None:
-    """Stores the documents in the state directory of the scheduler in its new database.
+    """Stores the documents of an older version in the database of the scheduler, except for jobs that it knows or has deleted. Then
+    moves the files to a folder of their own, which a person may delete.
 
-    Documents of jobs that are damaged are taken as they are, and refused when they are read.
+    If it is cut short at any moment, the next call ends it. Documents of jobs that are damaged are taken as they are, and refused
+    when they are read.
 
     Raises:
         CorruptDataError: The deletions or the numbers of grants are damaged.
         OSError: A file cannot be read, or the disk is full.
     """
-    for path in sorted((directory / "jobs").glob("*/job.json")):
-        folder, job_id = path.parent, path.parent.name
-        database.execute("INSERT INTO job VALUES (?, ?)", job_id, _job_text(path))
-        for table in ("round", "result"):
-            for file in (folder / f"{table}s").glob(f"{'[0-9]' * 6}.json"):
-                values = job_id, int(file.stem), _text(file)
-                database.execute(f"INSERT INTO {table} VALUES (?, ?, ?)", *values)
-        for table in ("planner", "events"):
-            file = folder / f"{table}.json"
-            if file.exists():
-                database.execute(f"INSERT INTO {table} VALUES (?, ?)", job_id, _text(file))
-    _take_over_deletions(database, directory)
-    grants = read_document(directory / "grants.json", _GRANTS_REMEDY, {"reserved": int})
-    if grants is not None:
-        if not 0 <= grants["reserved"] < 1 << 62:
-            raise CorruptDataError(
-                f"{directory / 'grants.json'} is damaged (reserved is {grants['reserved']}): {_GRANTS_REMEDY}"
-            )
-        database.execute("UPDATE grant_number SET reserved = ?", grants["reserved"])
-
-
-def put_away_documents(database: Database, directory: Path) -> None:
-    """Moves the documents that a new database has taken over to a folder of their own, which a person may delete."""
     found = [directory / name for name in _NAMES if (directory / name).exists()]
+    if not found:
+        return
+    with database.transaction():
+        _take_over_deletions(database, directory)
+        _take_over_grants(database, directory / "grants.json")
+    rows = database.execute("SELECT job_id FROM job UNION SELECT job_id FROM deletion")
+    known = {job_id for (job_id,) in rows}
+    for path in sorted((directory / "jobs").glob("*/job.json")):
+        if path.parent.name not in known:
+            # With one transaction for all jobs, the log of the database would become as large as all of them.
+            with database.transaction():
+                _take_over_job(database, path.parent)
     names = itertools.chain(["migrated"], (f"migrated-{number}" for number in itertools.count(2)))
     folder = next(directory / name for name in names if not (directory / name).exists())
+    folder.mkdir()
     for path in found:
-        folder.mkdir(exist_ok=True)
         path.rename(folder / path.name)
-    if found:
-        logger.info(
-            "the jobs of an older version are now in %s, and their files in %s",
-            database.path,
-            folder,
-        )
+    logger.info("%s has the jobs of an older version now, and %s its files", database.path, folder)
+
+
+def _take_over_job(database: Database, folder: Path) -> None:
+    job_id = folder.name
+    database.execute("INSERT INTO job VALUES (?, ?)", job_id, _job_text(folder / "job.json"))
+    for table in ("round", "result"):
+        for file in (folder / f"{table}s").glob(f"{'[0-9]' * 6}.json"):
+            values = job_id, int(file.stem), _text(file)
+            database.execute(f"INSERT INTO {table} VALUES (?, ?, ?)", *values)
+    for table in ("planner", "events"):
+        file = folder / f"{table}.json"
+        if file.exists():
+            database.execute(f"INSERT INTO {table} VALUES (?, ?)", job_id, _text(file))
+
+
+def _take_over_grants(database: Database, path: Path) -> None:
+    remedy = (
+        "without it, old grants could count again. Restore it; or make sure that the clock of this machine is right (`date`), and let the "
+        "numbers go on a day later than now, because restarts may have taken them ahead of the clock, with "
+        f"`printf '{{\"reserved\": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(path))}`"
+    )
+    document = read_document(path, remedy, {"reserved": int})
+    if document is None:
+        return
+    if not 0 <= document["reserved"] < 1 << 62:
+        raise CorruptDataError(f"{path} is damaged (reserved is {document['reserved']}): {remedy}")
+    database.execute("UPDATE grant_number SET reserved = max(reserved, ?)", document["reserved"])
 
 
 def _take_over_deletions(database: Database, directory: Path) -> None:

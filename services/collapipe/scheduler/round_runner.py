@@ -179,12 +179,12 @@ class RoundRunner:
             recorded = jobs.find_round(job_id, round_index)
             if recorded is None or recorded.attempt != last.attempt or recorded.measured is None:
                 return
-            decision = RoundDecision.from_json(recorded.decision)
-        except (*NOT_STORED, InvalidInputError):  # No later round depends on it.
+            decision, measured = RoundDecision.from_json(recorded.decision), recorded.measured
+            self._planner.take_over_round(decision, measured.summaries, measured.round_seconds)
+        except (*NOT_STORED, InvalidInputError, LookupError, ValueError, ArithmeticError):
+            # It is damaged, and no later round depends on it.
             logger.exception("job %s: the result of round %d is lost", job_id, last.num_rounds)
             return
-        measured = recorded.measured
-        self._planner.take_over_round(decision, measured.summaries, measured.round_seconds)
         self._progress.round_committed(measured, last, self._planner.state())
 
     def _beginning(self, last: plan_pb2.Commit) -> plan_pb2.Commit:

@@ -346,6 +346,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 return False
             self._jobs.delete(job_id, reason)
             self._logs.pop(job_id, None)
+        self._jobs.give_room_back()
         return True
 
     def _delete_expired(self) -> None:
@@ -403,7 +404,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.DumpJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.DumpJobResponse]:
         for table, round_index, document in self._jobs.dump(request.job_id):
-            for start in range(0, len(document), _MOST_CHARACTERS):
+            for start in range(0, max(len(document), 1), _MOST_CHARACTERS):
                 part = document[start : start + _MOST_CHARACTERS]
                 yield scheduler_pb2.DumpJobResponse(
                     table=table, round_index=round_index, document_json=part

@@ -123,14 +123,17 @@ class StageSession:
         pushes, stage = self._pushes, self._stage  # `close` forgets both, in another thread.
         if pushes is not None and pushes.waiting_for:
             return pushes.waiting_for
+        if self._finished:
+            return "see the round end"
         return stage.waiting_for if stage else self._phase
 
     @property
     def is_idle(self) -> bool:
-        """Whether the stage waits for the next command."""
+        """Whether the stage waits for the next command, or has ended the round."""
         pushes, stage = self._pushes, self._stage
-        is_pushing = pushes is not None and bool(pushes.waiting_for)
-        return stage is not None and stage.is_idle and not is_pushing
+        if pushes is not None and pushes.waiting_for:
+            return False
+        return self._finished or (stage is not None and stage.is_idle)
 
     @property
     def received_bytes(self) -> int:

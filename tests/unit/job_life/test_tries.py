@@ -257,3 +257,12 @@ def test_waits_and_repeats_are_bounded_and_the_state_before_stays_as_it_was(
                 assert 0 <= wait <= 15 and job.tries.num_repeats <= 10
                 assert job.now + wait <= (job.tries.ends_at or 0.0)
         assert before == copied
+
+
+def test_failures_of_two_kinds_in_turns_get_no_more_time() -> None:
+    tries = Tries(30.0)
+    for kind, at in ((Kind.HOST_LOST, 0.0), (Kind.HOST_LOST, 24.0), (Kind.PASSING, 25.0)):
+        tries, then = after_failure(tries, Failure(kind), at)
+        assert isinstance(then, Again)
+    assert after_failure(tries, Failure(Kind.PASSING), 31.0)[1] is GivesUp.TIME_IS_OVER
+    assert tries.seconds_of_tries == 30.0

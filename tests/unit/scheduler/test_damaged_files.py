@@ -165,7 +165,7 @@ def test_damaged_database_is_named_with_the_remedy(
             assert str(path) in str(error)
             assert isinstance(error, OSError) or ".recover" in str(error)
         for left in tmp_path.glob(f"{FILE_NAME}-*"):
-            left.unlink()
+            left.unlink(missing_ok=True)
     assert num_refused > 10
     path.write_bytes(data)
     with closing(JobStore(tmp_path)) as restarted:

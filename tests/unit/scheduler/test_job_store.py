@@ -419,6 +419,7 @@ def test_deleted_job_takes_no_more_room(tmp_path: Path, store: JobStore) -> None
     large.decision["text"] = "x" * 1_000_000
     store.save_round(job_id, 0, large)
     store.delete(job_id, "a test")
+    store.give_room_back()
     store.close()
     assert (tmp_path / FILE_NAME).stat().st_size < 200_000
 
@@ -604,19 +605,54 @@ def test_only_a_job_of_an_older_version_that_has_ended_gets_a_time_for_it(
     assert status.HasField("ended_at") == (state == "SUCCEEDED")
 
 
-def test_files_of_an_older_version_beside_a_database_stay_and_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("num_renamed", range(4))
+def test_move_to_the_database_that_was_cut_short_ends_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_renamed: int
 ) -> None:
-    older_state(tmp_path, JobStore(tmp_path / "before"))
-    (tmp_path / "jobs" / "old-1").mkdir(parents=True)
-    JobStore(tmp_path).close()
-    assert (tmp_path / "migrated" / "jobs" / "old-1").exists()
-    (tmp_path / "jobs" / "old-2").mkdir(parents=True)
-    JobStore(tmp_path).close()
-    assert str(tmp_path / "jobs") in caplog.text and (tmp_path / "jobs" / "old-2").exists()
-    (tmp_path / FILE_NAME).unlink()
-    JobStore(tmp_path).close()
-    assert (tmp_path / "migrated-2" / "jobs" / "old-2").exists()
+    before = JobStore(tmp_path / "before")
+    first, second = finished(before, named("first"), named("second"))
+    state = tmp_path / "state"
+    older_state(state, before)
+    left, rename = num_renamed, Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        nonlocal left
+        if not left:
+            raise _KilledError
+        left -= 1
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(_KilledError):
+        patch.setattr(Path, "rename", killed)
+        JobStore(state)
+    store = JobStore(state)
+    store.delete(first, "a test")
+    for each in (store, JobStore(state)):
+        assert ids_of(each) == [second]
+        assert each.find_round(second, 0) is not None
+        assert each.deletions_after(0)[0] == ["a", "b", "c", first]
+    folders = {path.name for path in state.iterdir() if path.is_dir()}
+    assert folders <= {"migrated", "migrated-2"}
+
+
+class _KilledError(BaseException):
+    """Ends a start of the scheduler where SIGKILL could."""
+
+
+def test_old_files_of_a_job_that_is_known_or_deleted_change_nothing(tmp_path: Path) -> None:
+    before = JobStore(tmp_path / "before")
+    known, deleted = finished(before, named("known"), named("deleted"))
+    older_state(tmp_path / "one", before)
+    older_state(tmp_path / "other", JobStore(tmp_path / "before"))
+    store = JobStore(tmp_path / "one")
+    store.delete(deleted, "a test")
+    store.get(known).message = "changed"
+    store.save(store.get(known))
+    store.close()
+    shutil.move(tmp_path / "other" / "jobs", tmp_path / "one" / "jobs")
+    store = JobStore(tmp_path / "one")
+    assert ids_of(store) == [known] and store.get(known).message == "changed"
+    assert (tmp_path / "one" / "migrated-2" / "jobs" / deleted).exists()
 
 
 def test_damaged_job_of_an_older_version_stays_unreadable_and_the_others_do_not(

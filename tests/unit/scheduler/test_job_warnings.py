@@ -409,7 +409,7 @@ def test_full_disk_or_damage_takes_the_stored_evaluation_but_not_the_job(
 
 
 class _KilledError(BaseException):
-    """Ends the storing of a round where SIGKILL could."""
+    """Ends the storing of a round at some statement. tests/unit/test_database.py shows what a real kill leaves."""
 
 
 @pytest.mark.parametrize("num_statements", range(6))

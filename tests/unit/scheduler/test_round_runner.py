@@ -336,11 +336,8 @@ def test_result_of_a_commit_that_the_scheduler_did_not_hear_of_is_stored_once(
         Deaf(store, store.get(job_id), ScriptedPlanner("device-0", 4), commit).run(local_steps=1)
     assert store.find_result(job_id, 0) is None
     store, planner = JobStore(tmp_path), Learning("device-0", 4)
-    for attempt, num_learnt in (
-        (5, 0),
-        (0, 1),
-        (0, 1),
-    ):  # Another attempt has measured something else.
+    # What attempt 0 has measured is not that of attempt 5.
+    for attempt, num_learnt in ((5, 0), (0, 1), (0, 1)):
         last = Commit(num_rounds=1, attempt=attempt)
         last.MergeFrom(commit)
         Committing(store, store.get(job_id), planner, last)
