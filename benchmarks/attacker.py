@@ -1,6 +1,6 @@
 """What does an attacker with the certificates of one client and one box cost two honest jobs?
 
-    python -m benchmarks.attacker --rounds 1300          about 30 minutes, of which nine are attacks
+    python -m benchmarks.attacker --rounds 1300          about 30 minutes, of which 13 are attacks
 
 All processes run on this machine and speak mutual TLS over loopback. Two jobs of two clusters train all the time. The third cluster is
 for the attacker, who owns its only device and may submit jobs. For one minute (`--window`), it attacks with everything in `ATTACKS`, and
@@ -96,7 +96,7 @@ _TRAINING = {"local_steps": 2, "replicate_every": 1}
 def main() -> int:
     """Runs both jobs and the attacker, and prints tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=1150, help="those of each honest job")
+    parser.add_argument("--rounds", type=int, default=1300, help="those of each honest job")
     parser.add_argument("--attacks", nargs="*", choices=[each.__name__ for each in ATTACKS])
     parser.add_argument("--window", type=float, default=60.0, help="seconds of a part")
     options = parser.parse_args()

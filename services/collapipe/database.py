@@ -52,9 +52,6 @@ class Database:
         self._close = weakref.finalize(self, self._connection.close)
         # With it, text that is damaged is refused where it is read, and not by SQLite.
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
-        may_be_damaged = False
-        with suppress(FileNotFoundError):  # It was closed.
-            may_be_damaged = path.with_name(f"{path.name}-wal").stat().st_size > 0
         try:
             try:
                 self._open(version, schema)
@@ -62,7 +59,7 @@ class Database:
                 if not self.free_reserve():
                     raise
                 self._open(version, schema)
-            if may_be_damaged and (problem := self.execute("PRAGMA quick_check(1)")) != [("ok",)]:
+            if (problem := self.execute("PRAGMA quick_check(1)")) != [("ok",)]:
                 raise self._damaged(str(problem[0][0]))
         except BaseException:
             self._close()
@@ -98,7 +95,7 @@ class Database:
 
     def give_room_back(self) -> None:
         """Gives the room of deleted rows back to the disk. If the disk is too full for that, later rows use it."""
-        with suppress(OSError):
+        with suppress(*NOT_STORED):
             [(num_pages,)] = self.execute("PRAGMA freelist_count")
             for _ in range(0, num_pages, _PAGES_AT_ONCE):
                 with self.lock, self._explained():
@@ -116,19 +113,19 @@ class Database:
         return False
 
     def _keep_reserve(self) -> None:
-        if self._reserve.exists() and self._reserve.stat().st_size in _RESERVE_BYTES:
-            return
-        for size in _RESERVE_BYTES:
-            try:
-                with open(self._reserve, "wb") as file:
-                    file.write(
-                        os.urandom(size)
-                    )  # A disk that compresses would keep no room for zeros.
-                    file.flush()
-                    os.fsync(file.fileno())
+        with self.lock, suppress(OSError):
+            if self._reserve.exists() and self._reserve.stat().st_size in _RESERVE_BYTES:
                 return
-            except OSError:
-                self.free_reserve()
+            for size in _RESERVE_BYTES:
+                try:
+                    with open(self._reserve, "wb") as file:
+                        # A disk that compresses would keep no room for zeros.
+                        file.write(os.urandom(size))
+                        file.flush()
+                        os.fsync(file.fileno())
+                    return
+                except OSError:
+                    self.free_reserve()
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Runs a statement, and returns the rows that it finds. Outside of a transaction, it is one by itself.
@@ -149,11 +146,11 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """Stores what the statements of the block change, all of it or nothing. A block within another one belongs to its transaction.
 
+        If a statement failed in the block, and the block went on, its error is raised at the end.
+
         Raises:
             CorruptDataError: The file is damaged.
             OSError: The disk is full, or does not work.
-
-        If a statement failed in the block, and the block went on, its error is raised at the end.
         """
         with self.lock:
             if self._is_open:
@@ -195,10 +192,11 @@ class Database:
             raise OSError(errno.EINVAL, str(error), str(self.path)) from error
 
     def _damaged(self, problem: str) -> CorruptDataError:
+        file = shlex.quote(str(self.path))
         return CorruptDataError(
-            f"{self.path} is damaged ({problem}): stop the service and remove {self.path}-wal and {self.path}-shm. Then put a copy of "
-            f"{self.path.name} in its place, or what can still be read of it: `sqlite3 {shlex.quote(str(self.path))} .recover | sqlite3 "
-            f"recovered.db`, and `sqlite3 recovered.db 'PRAGMA user_version = {self._version}'`"
+            f"{self.path} is damaged ({problem}): stop the service. To save what can still be read, run `sqlite3 {file} .recover | sqlite3 "
+            f"recovered.db` and `sqlite3 recovered.db 'PRAGMA user_version = {self._version}'`. Then remove {file}-wal and {file}-shm, and "
+            f"put recovered.db or an earlier copy in the place of {self.path.name}"
         )
 
 

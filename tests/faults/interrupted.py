@@ -71,11 +71,11 @@ class Run:
     """All commits, each with the time at which its event arrived, on the monotonic clock."""
     ended: bool = False
 
-    def codes(self, host_id: str | None = None) -> list[str]:
-        """Returns the codes of the incidents so far, of all or of those about one host."""
+    def codes(self, host_id: str | None = None, after: int = 0) -> list[str]:
+        """Returns the codes of the incidents so far, of all or of those about one host, without the first `after` incidents."""
         return [
             IncidentCode.Name(incident.code).removeprefix("INCIDENT_CODE_")
-            for incident in self.incidents
+            for incident in self.incidents[after:]
             if host_id is None or host_id in incident.host_ids
         ]
 

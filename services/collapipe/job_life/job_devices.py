@@ -125,11 +125,6 @@ def refuse_newcomers(devices: JobDevices) -> JobDevices:
     return replace(devices, no_plan=devices.no_plan | devices.newcomers, newcomers=frozenset())
 
 
-def blame(devices: JobDevices, host_id: str, process: str) -> JobDevices:
-    """Returns the state after others could not reach a process of a device."""
-    return replace(devices, unreached={**devices.unreached, host_id: process})
-
-
 def forgive(devices: JobDevices, processes: Mapping[str, str]) -> tuple[JobDevices, list[str]]:
     """Returns the state in which devices are not blamed any more, and those of them that run the process that was blamed. A link of
     theirs may still be cut."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from collapipe.job_life.job_devices import JobDevices, blame, refuse_newcomers
+from collapipe.job_life.job_devices import JobDevices, refuse_newcomers
 from collapipe.job_life.restarting_devices import after_new_round
 from collapipe.job_life.tries import (
     Again,
@@ -63,8 +63,7 @@ def attempt_failed(
     devices, refused = job.devices, frozenset[str]()
     if failure.kind is Kind.NOT_FINITE and failure.host_id:
         devices = replace(devices, not_finite=devices.not_finite | {failure.host_id})
-    for host_id, process in unreached.items():
-        devices = blame(devices, host_id, process)
+    devices = replace(devices, unreached={**devices.unreached, **unreached})
     has_no_plan = failure.kind in (Kind.NO_PLAN, Kind.INVALID)
     if has_no_plan and devices.newcomers:
         refused = devices.newcomers

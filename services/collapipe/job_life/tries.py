@@ -1,6 +1,5 @@
 """Decides after which failures a job tries again, when, and for how long."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -87,6 +86,7 @@ class Tries:
         first_other_at: Time of the first failure of another kind than a lost, faulty or missing host, since the last commit or the last
             failure of these kinds.
         ends_at: When the tries end, if the failures go on to be of the kind of the last one.
+        seconds_of_tries: How long the job tries again after failures like the last one; 0 after a commit.
         has_committed: Whether there was a commit since the last failure, or since the start.
         most_rounds: The most rounds that were ever committed.
         most_restorable: The rounds of the restore point when the job last got further.
@@ -101,22 +101,13 @@ class Tries:
     first_failure_at: float | None = None
     first_other_at: float | None = None
     ends_at: float | None = None
+    seconds_of_tries: float = 0.0
     has_committed: bool = False
     most_rounds: int = 0
     most_restorable: int = 0
     num_repeats: int = 0
     faults: Mapping[str, int] = field(default_factory=dict)
     not_finite: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def seconds_of_tries(self) -> float:
-        """How long the job tries again after failures like the last one; 0 after a commit."""
-        if self.ends_at is None or self.first_failure_at is None:
-            return 0.0
-        others_end_at = (
-            math.inf if self.first_other_at is None else self.first_other_at + _OTHER_SECONDS
-        )
-        return _OTHER_SECONDS if self.ends_at == others_end_at else self.limit_seconds
 
     def seconds_left(self, now: float) -> float:
         """Returns how long the job may still wait for a host."""
@@ -144,6 +135,7 @@ def after_commit(tries: Tries, num_rounds: int, num_restorable: int) -> Tries:
         first_failure_at=None,
         first_other_at=None,
         ends_at=None,
+        seconds_of_tries=0.0,
         has_committed=True,
     )
     if num_rounds > tries.most_rounds or num_restorable > tries.most_restorable:
@@ -162,17 +154,17 @@ def after_failure(tries: Tries, failure: Failure, now: float) -> tuple[Tries, Ag
     tries = _counted(tries, failure, now)
     if ends := _reason_to_end(tries, failure):
         return tries, ends
-    ends_at = (tries.first_failure_at or 0.0) + tries.limit_seconds
+    seconds, ends_at = tries.limit_seconds, (tries.first_failure_at or 0.0) + tries.limit_seconds
     if failure.kind in (Kind.HOST_LOST, Kind.HOST_FAULTY) or (
         failure.kind is Kind.NO_PLAN and failure.lacks_hosts
     ):
         tries = replace(tries, first_other_at=None)
-    else:
-        # Both limits count. Otherwise, each failure of a host would give failures of other kinds their whole time again.
-        ends_at = min(ends_at, (tries.first_other_at or 0.0) + _OTHER_SECONDS)
+    # Both limits count. Otherwise, each failure of a host would give failures of other kinds their whole time again.
+    elif (others_end_at := (tries.first_other_at or 0.0) + _OTHER_SECONDS) < ends_at:
+        seconds, ends_at = _OTHER_SECONDS, others_end_at
     if tries.num_repeats > _MOST_REPEATS:
         return tries, GivesUp.TOO_MANY_REPEATS
-    tries = replace(tries, ends_at=ends_at)
+    tries = replace(tries, ends_at=ends_at, seconds_of_tries=seconds)
     return tries, Again(wait) if now + wait < ends_at else GivesUp.TIME_IS_OVER
 
 

@@ -270,7 +270,7 @@ SCHEMA = """
     INSERT INTO grant_number VALUES (0)
 """
 
-_REMEDY = "start a new job. A copy of the database from before would set back all jobs"
+_REMEDY = "start a new job, or put back copies of all services of an earlier time"
 
 _REMEMBERED = 1000
 """Deleted jobs that are remembered. A host that was away during more deletions keeps what it has of the older ones."""

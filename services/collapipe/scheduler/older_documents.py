@@ -40,7 +40,9 @@ def take_over_documents(database: Database, directory: Path) -> None:
     rows = database.execute("SELECT job_id FROM job UNION SELECT job_id FROM deletion")
     known = {job_id for (job_id,) in rows}
     for path in sorted((directory / "jobs").glob("*/job.json")):
-        if path.parent.name not in known:
+        if path.parent.name in known:
+            logger.warning("job %s stays as %s has it", path.parent.name, database.path)
+        else:
             # With one transaction for all jobs, the log of the database would become as large as all of them.
             with database.transaction():
                 _take_over_job(database, path.parent)
@@ -49,7 +51,9 @@ def take_over_documents(database: Database, directory: Path) -> None:
     folder.mkdir()
     for path in found:
         path.rename(folder / path.name)
-    logger.info("%s has the jobs of an older version now, and %s its files", database.path, folder)
+    logger.info(
+        "the jobs of an older version are in %s now, and their files in %s", database.path, folder
+    )
 
 
 def _take_over_job(database: Database, folder: Path) -> None:
@@ -67,9 +71,9 @@ def _take_over_job(database: Database, folder: Path) -> None:
 
 def _take_over_grants(database: Database, path: Path) -> None:
     remedy = (
-        "without it, old grants could count again. Restore it; or make sure that the clock of this machine is right (`date`), and let the "
-        "numbers go on a day later than now, because restarts may have taken them ahead of the clock, with "
-        f"`printf '{{\"reserved\": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(path))}`"
+        "without it, old grants could count again. Restore it; or make sure that the clock of this machine is right (`date`), and run "
+        f"`printf '{{\"reserved\": %s000000}}' $(($(date +%s) + 86400)) > {shlex.quote(str(path))}`: the numbers then go on a day later "
+        "than now"
     )
     document = read_document(path, remedy, {"reserved": int})
     if document is None:
@@ -102,7 +106,7 @@ def _job_text(path: Path) -> str:
         return text
     if not isinstance(document, dict) or document.get("ended_at"):
         return text
-    if document.get("state") not in _ENDED:
+    if str(document.get("state")) not in _ENDED:
         return text
     return json.dumps({**document, "ended_at": path.stat().st_mtime})
 

@@ -333,6 +333,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     f"the model of job {job_id} is used at the moment, and was for the last {_RELEASE_SECONDS:g} s: delete "
                     "the job when `predict` or `evaluate` has ended"
                 )
+        self._jobs.give_room_back()
         return scheduler_pb2.DeleteJobResponse()
 
     def _is_used(self, job_id: str) -> bool:
@@ -346,7 +347,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 return False
             self._jobs.delete(job_id, reason)
             self._logs.pop(job_id, None)
-        self._jobs.give_room_back()
         return True
 
     def _delete_expired(self) -> None:
@@ -512,6 +512,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 self._logs[entry.job_id] = self._logs.pop(entry.job_id)  # The newest one.
             self._delete_expired()
             self._changed.notify_all()
+        self._jobs.give_room_back()
 
     def _store_events(self, runner: JobRunner) -> None:
         """Stores the events of a run that is over, for reports after a restart. The job may have been resumed meanwhile."""

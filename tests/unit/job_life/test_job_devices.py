@@ -10,7 +10,6 @@ from collapipe.job_life.job_devices import (
     JobDevices,
     LeftOut,
     Why,
-    blame,
     choose,
     forgive,
     join,
@@ -87,7 +86,7 @@ def test_used_devices_are_remembered_by_cluster() -> None:
 
 
 def test_blamed_device_is_forgiven_once_and_a_restarted_one_at_once() -> None:
-    devices = blame(blame(JobDevices(), "a", "first"), "b", "first")
+    devices = JobDevices(unreached={"a": "first", "b": "first"})
     devices, blamed = forgive(devices, {"a": "first", "b": "second", "c": "first"})
     assert blamed == ["a"]
     assert forgive(devices, {"a": "first", "b": "first"})[1] == []

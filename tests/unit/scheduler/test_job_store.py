@@ -605,25 +605,31 @@ def test_only_a_job_of_an_older_version_that_has_ended_gets_a_time_for_it(
     assert status.HasField("ended_at") == (state == "SUCCEEDED")
 
 
-@pytest.mark.parametrize("num_renamed", range(4))
+@pytest.mark.parametrize(
+    ("owner", "victim", "num_calls"),
+    [
+        *((Path, "rename", n) for n in range(4)),
+        *((Database, "execute", n) for n in range(12, 34, 3)),
+    ],
+)
 def test_move_to_the_database_that_was_cut_short_ends_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_renamed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, victim: str, num_calls: int
 ) -> None:
     before = JobStore(tmp_path / "before")
     first, second = finished(before, named("first"), named("second"))
     state = tmp_path / "state"
     older_state(state, before)
-    left, rename = num_renamed, Path.rename
+    left, real = num_calls, getattr(owner, victim)
 
-    def killed(path: Path, target: Path) -> Path:
+    def killed(*arguments: Any) -> Any:
         nonlocal left
         if not left:
             raise _KilledError
         left -= 1
-        return rename(path, target)
+        return real(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(_KilledError):
-        patch.setattr(Path, "rename", killed)
+        patch.setattr(owner, victim, killed)
         JobStore(state)
     store = JobStore(state)
     store.delete(first, "a test")
@@ -655,14 +661,15 @@ def test_old_files_of_a_job_that_is_known_or_deleted_change_nothing(tmp_path: Pa
     assert (tmp_path / "one" / "migrated-2" / "jobs" / deleted).exists()
 
 
+@pytest.mark.parametrize("damage", ["{", "[]", '{"state": []}'])
 def test_damaged_job_of_an_older_version_stays_unreadable_and_the_others_do_not(
-    tmp_path: Path,
+    tmp_path: Path, damage: str
 ) -> None:
     before = JobStore(tmp_path / "before")
     bad, good = finished(before, named("bad"), named("good"))
     state = tmp_path / "state"
     older_state(state, before)
-    (state / "jobs" / bad / "job.json").write_text("{")
+    (state / "jobs" / bad / "job.json").write_text(damage)
     shutil.rmtree(state / "jobs" / good / "rounds")
     store = JobStore(state)
     assert ids_of(store) == [good] and store.num_unreadable == 1
