@@ -399,7 +399,9 @@ class RoundRunner:
                         candidate_copied=self._is_copied,
                         is_candidate=self._makes_candidate(),
                         late_clusters=round_.document.late_clusters,
-                        unmasking=round_.masking.reveal(present) if round_.masking else None,
+                        unmasking=None
+                        if round_.masking is None
+                        else round_.masking.reveal(present),
                     )
             except CollapipeError as error:
                 if round_.document.is_revealed or not self._going_on.commits_without(
