@@ -5,7 +5,7 @@ the blobs that they refer to. Only the replacement of `commit.json` commits a ro
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +14,17 @@ from torch import Tensor
 
 from collapipe.byte_sizes import say_bytes
 from collapipe.documents import write_document
+from collapipe.edge_server.commits import (
+    began_with,
+    check_is_next,
+    following,
+    going_to,
+    initial_commit,
+    is_repeated,
+    present_clusters,
+    with_candidate_restorable,
+    without_other_commits,
+)
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
 from collapipe.edge_server.stored_documents import (
     CommitHead,
@@ -27,7 +38,6 @@ from collapipe.edge_server.unit_averages import Averaged
 from collapipe.errors import (
     CorruptDataError,
     InfeasibleError,
-    InvalidInputError,
     NotFoundError,
     WrongStateError,
 )
@@ -140,11 +150,7 @@ class GlobalModel:
             if not self.is_complete():
                 self._restore_frozen(job, check)
             return
-        clusters = [
-            plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(job.clusters)
-        ]
-        initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
-        initial.restore_point.CopyFrom(_without_other_commits(initial))
+        initial = initial_commit(job_id, units, job.clusters)
         write_commit(self._directory, initial)
 
     def is_complete(self) -> bool:
@@ -328,18 +334,16 @@ class GlobalModel:
                 before.
         """
         last = self.commit()
-        if (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt):
+        if is_repeated(last, attempt):
             if candidate_copied and last.HasField("candidate"):
-                last.restore_point.CopyFrom(last.candidate)
-                last.ClearField("candidate")
-                _set_history(last, list(last.history), keep_commits, keep_furthest=keep_furthest)
+                last = with_candidate_restorable(last, keep_commits, keep_furthest=keep_furthest)
                 write_commit(self._directory, last)
                 self._delete_unreferenced_blobs(last)
             return last
         self.check_is_next(attempt)
-        present = _present_clusters(last, attempt, clusters, late_clusters)
+        present = present_clusters(last, attempt, clusters, late_clusters)
         averages = list(pushed.averages(attempt, present, unmasking))
-        units_before = _began_with(last, attempt).global_units
+        units_before = began_with(last, attempt).global_units
         # The other rules bound what a wrong cluster can do. Masked changes have a bound for each weight.
         if self.averaging().rule == "mean" and unmasking is None:
             for before, average in zip(units_before, averages, strict=True):
@@ -356,64 +360,29 @@ class GlobalModel:
             )
             for before, average in zip(units_before, averages, strict=True)
         ]
-        commit = _following(
-            last, attempt, clusters, global_units, late_clusters, candidate_copied=candidate_copied
+        commit = following(
+            last,
+            attempt,
+            clusters,
+            global_units,
+            late_clusters,
+            candidate_copied=candidate_copied,
+            keep_commits=keep_commits,
+            keep_furthest=keep_furthest,
         )
-        earlier = _kept_commits(last).values()
-        _set_history(commit, earlier, keep_commits, keep_furthest=keep_furthest)
         if is_candidate:
             store_moments(commit)
-            commit.candidate.CopyFrom(_without_other_commits(commit))
+            commit.candidate.CopyFrom(without_other_commits(commit))
         write_commit(self._directory, commit)
         self._delete_unreferenced_blobs(commit)
         return commit
 
     def roll_back(self, num_rounds: int, attempt: int) -> plan_pb2.Commit:
-        """Makes a kept commit the last one, and returns it. A repeated request changes nothing.
-
-        The restore point keeps its optimizer states. Any other commit has none. An earlier one than the last becomes the restore
-        point; a later one, which was being repeated, keeps the present restore point.
-
-        Args:
-            num_rounds: Committed rounds of the kept commit.
-            attempt: An attempt number that is newer than that of the last commit.
-
-        Raises:
-            NotFoundError: The job has no commit, or that commit is not kept.
-            WrongStateError: The attempt is not newer.
-        """
+        """Makes a kept commit the last one, and returns it, as `commits.going_to` says. A repeated request changes nothing."""
         last = self.commit()
-        if num_rounds == last.num_rounds == last.restore_point.num_rounds:
+        commit = going_to(last, num_rounds, attempt)
+        if commit is last:
             return last
-        if attempt <= last.attempt:
-            raise WrongStateError(
-                f"attempt {attempt} of job {last.job_id} cannot go back to an earlier commit, because the last commit is of "
-                f"attempt {last.attempt}: ask again"
-            )
-        kept = _kept_commits(last)
-        if num_rounds not in kept:
-            raise NotFoundError(
-                f"job {last.job_id} cannot go back to {num_rounds} committed rounds: the edge server keeps the weights "
-                f"after {', '.join(map(str, sorted(kept)))} rounds (training.keep_commits and the restore point), so "
-                "choose one of these numbers"
-            )
-        commit = plan_pb2.Commit()
-        if num_rounds == last.restore_point.num_rounds:
-            commit.CopyFrom(last.restore_point)
-            commit.restore_point.CopyFrom(last.restore_point)
-            commit.attempt = attempt
-        else:
-            commit.CopyFrom(_for_history(kept[num_rounds]))
-            for cluster in commit.clusters:
-                cluster.units.extend(commit.global_units)
-            commit.attempt = attempt
-            if num_rounds > last.num_rounds:
-                commit.restore_point.CopyFrom(last.restore_point)
-            else:
-                commit.anew_since = attempt
-                # protobuf ends the process if a message is copied into its own field.
-                commit.restore_point.CopyFrom(_without_other_commits(commit))
-        commit.history.extend(one for one in last.history if one.num_rounds < num_rounds)
         write_commit(self._directory, commit)
         self._delete_unreferenced_blobs(commit)
         return commit
@@ -426,16 +395,7 @@ class GlobalModel:
         Raises:
             WrongStateError: Another round is the next one.
         """
-        last = self._head()
-        rounds = {last.num_rounds}
-        if attempt.attempt > last.attempt:
-            rounds.add(last.num_rounds_restorable)
-        if attempt.attempt < last.attempt or attempt.round_index not in rounds:
-            raise WrongStateError(
-                f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: "
-                f"{last.num_rounds} rounds are committed, the last by attempt {last.attempt}, so the "
-                f"next is round {' or '.join(map(str, sorted(rounds)))}"
-            )
+        check_is_next(self._head(), attempt)
 
     def export(self, directory: Path, *, merged: bool = False) -> None:
         """Writes the model and the vocabulary to a directory, as `save_pretrained` does.
@@ -487,77 +447,6 @@ class GlobalModel:
         self._store.keep_only(keep | {self._job_document().vocabulary_digest})
 
 
-def _began_with(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> plan_pb2.Commit:
-    """Returns the commit with which an attempt at a round began: the last one, or its restore point."""
-    return last if attempt.round_index == last.num_rounds else last.restore_point
-
-
-def _present_clusters(
-    last: plan_pb2.Commit,
-    attempt: plan_pb2.Attempt,
-    clusters: Sequence[plan_pb2.ClusterState],
-    late_clusters: Sequence[int],
-) -> list[plan_pb2.ClusterState]:
-    """Returns the states of the clusters that are not late.
-
-    Raises:
-        InvalidInputError: The state of a cluster or of a unit is missing, or all clusters are late.
-    """
-    indices = [cluster.cluster_index for cluster in clusters]
-    if indices != list(range(len(last.clusters))):
-        raise InvalidInputError(
-            f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
-            f"{list(range(len(last.clusters)))}, in this order"
-        )
-    expected = list(range(len(last.global_units)))
-    for cluster in clusters:
-        found = [unit.unit_index for unit in cluster.units]
-        if found != expected:
-            raise InvalidInputError(
-                f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
-                "the same version everywhere"
-            )
-    present = [cluster for cluster in clusters if cluster.cluster_index not in late_clusters]
-    if not present:
-        raise InvalidInputError(
-            f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
-            "run the same version everywhere"
-        )
-    return present
-
-
-def _following(
-    last: plan_pb2.Commit,
-    attempt: plan_pb2.Attempt,
-    clusters: Sequence[plan_pb2.ClusterState],
-    global_units: Sequence[plan_pb2.UnitState],
-    late_clusters: Sequence[int],
-    *,
-    candidate_copied: bool,
-) -> plan_pb2.Commit:
-    """Returns the commit that follows the last one, without its history. All clusters have the new weights."""
-    commit = plan_pb2.Commit(
-        job_id=last.job_id,
-        num_rounds=attempt.round_index + 1,
-        global_units=global_units,
-        attempt=attempt.attempt,
-        anew_since=last.anew_since,
-        late_clusters=late_clusters,
-    )
-    for cluster in clusters:
-        state = commit.clusters.add()
-        state.CopyFrom(cluster)
-        for unit, averaged in zip(state.units, global_units, strict=True):
-            unit.weights_digest = averaged.weights_digest
-            unit.frozen_digest = averaged.frozen_digest
-    commit.restore_point.CopyFrom(last.restore_point)
-    # The optimizer states of an earlier run's candidate may be lost.
-    if attempt.attempt == last.attempt and last.HasField("candidate"):
-        kept = commit.restore_point if candidate_copied else commit.candidate
-        kept.CopyFrom(last.candidate)
-    return commit
-
-
 def _check_changes(
     unit: plan_pb2.UnitState, average: Averaged, clusters: Sequence[plan_pb2.ClusterState]
 ) -> None:
@@ -595,48 +484,3 @@ def _directory_name(model: ModelConfig) -> str:
         return ""
     path = hub_name(model.pretrained) or pretrained_directory(model.pretrained).resolve()
     return Path(path).name
-
-
-def _without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:
-    copied = plan_pb2.Commit()
-    copied.CopyFrom(commit)
-    for field in ("restore_point", "candidate", "history"):
-        copied.ClearField(field)
-    return copied
-
-
-def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
-    """Returns the part of a commit that stays when its optimizer states are gone."""
-    copied = _without_other_commits(commit)
-    for cluster in copied.clusters:
-        cluster.ClearField("units")
-    return copied
-
-
-def _set_history(
-    commit: plan_pb2.Commit,
-    earlier: Iterable[plan_pb2.Commit],
-    keep_commits: int,
-    *,
-    keep_furthest: bool,
-) -> None:
-    """Chooses the other commits that a commit keeps, newest first."""
-    others = {one.num_rounds: one for one in earlier}
-    before = {number: one for number, one in others.items() if number < commit.num_rounds}
-    furthest = max(others, default=0)
-    later = keep_furthest and furthest > commit.num_rounds
-    kept = [_for_history(others[furthest])] if later else []
-    kept += [
-        _for_history(before[num_rounds])
-        for position, num_rounds in enumerate(sorted(before, reverse=True), 1)
-        if position < keep_commits
-        # A cluster that lost a host repeats the rounds since the restore point, maybe without the other clusters.
-        or (len(commit.clusters) > 1 and num_rounds > commit.restore_point.num_rounds)
-    ]
-    del commit.history[:]
-    commit.history.extend(kept)
-
-
-def _kept_commits(last: plan_pb2.Commit) -> dict[int, plan_pb2.Commit]:
-    """Returns the commits to which a person can go back, by their numbers of rounds."""
-    return {kept.num_rounds: kept for kept in (last, *last.history, last.restore_point)}

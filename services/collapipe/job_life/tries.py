@@ -41,6 +41,10 @@ class Kind(Enum):
     """A setting or the data is wrong. It would come back with every attempt on the same hosts."""
     LASTING = auto()
     """It would come back with every attempt."""
+    CANCELLED = auto()
+    """The scheduler itself has ended the call."""
+    BUG = auto()
+    """The scheduler has failed."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def _reason_to_end(tries: Tries, failure: Failure) -> GivesUp | None:
             tries.not_finite[host_id] > 1 or sum(tries.not_finite.values()) >= _MOST_FAULTS
         ):
             return GivesUp.NOT_FINITE_AGAIN
-        case Kind.INVALID | Kind.LASTING:
+        case Kind.INVALID | Kind.LASTING | Kind.CANCELLED | Kind.BUG:
             return GivesUp.LASTING
         case Kind.NO_PLAN if not failure.lacks_hosts:
             return GivesUp.LASTING

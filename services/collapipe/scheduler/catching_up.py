@@ -1,31 +1,12 @@
 """Repeats committed rounds with some clusters only, after others have kept the results of the next round."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.kept_results import furthest_rounds, weights_since_restore_point
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.v1 import control_unit_pb2, plan_pb2, scheduler_pb2
-
-_MOST_PERIODS = 3
-"""If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
-would keep ever more commits."""
-
-
-def can_catch_up(progress: JobProgress, last: plan_pb2.Commit) -> bool:
-    """Returns whether clusters can repeat the rounds from the restore point to the last commit alone."""
-    if weights_since_restore_point(last) is None:
-        return False
-    missing = furthest_rounds(last) - last.num_rounds
-    if not progress.document.privacy.allows_rounds(progress.job, missing + 1):
-        return False  # The furthest commit is evaluated, and no round follows.
-    rounds = range(last.restore_point.num_rounds, last.num_rounds)
-    if len(rounds) > _MOST_PERIODS * progress.job.training.replicate_every:
-        return False
-    recorded = [progress.jobs.find_round(last.job_id, index) for index in rounds]
-    return all(one is not None and one.attempt >= last.anew_since for one in recorded)
 
 
 def catch_up(
@@ -62,7 +43,7 @@ def catch_up(
     restore_point = plan_pb2.Commit()
     restore_point.CopyFrom(requests.restore_point)
     states = {index: restore_point.clusters[index] for index in behind}
-    for committed in weights_since_restore_point(commit) or ():
+    for committed in weights_since_restore_point(commit):
         round_index = committed.num_rounds - 1
         recorded = progress.jobs.round(progress.job_id, round_index)
         plans, decision = planner.decide(round_index, recorded.plans)
@@ -96,6 +77,14 @@ def catch_up(
         for index, state in states.items()
         if [unit.optimizer_digest for unit in state.units]
         != [unit.optimizer_digest for unit in commit.clusters[index].units]
+    ]
+
+
+def weights_since_restore_point(last: plan_pb2.Commit) -> Sequence[plan_pb2.Commit]:
+    """Returns the commits from the one after the restore point to the last one, in order. All must be kept."""
+    kept = {commit.num_rounds: commit for commit in (*last.history, last)}
+    return [
+        kept[number] for number in range(last.restore_point.num_rounds + 1, last.num_rounds + 1)
     ]
 
 

@@ -20,7 +20,6 @@ from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_answers import mistake_in
 from collapipe.scheduler.round_progress import RoundProgress, limit_seconds
@@ -33,7 +32,7 @@ class ClusterCalls:
     """The calls of one attempt. Several threads may use it, one for each cluster.
 
     Args:
-        kept: What clusters have kept from the attempt before, with their evaluations.
+        evaluations: Takes what clusters count.
         prepared: Has the rows that each cluster has loaded, and the sizes of the model.
     """
 
@@ -43,10 +42,9 @@ class ClusterCalls:
         planner: Planner,
         channels: ChannelPool,
         calls: HostCalls,
-        kept: KeptResults | None,
+        evaluations: Evaluations,
         prepared: PreparedJob,
     ) -> None:
-        job = progress.job
         self._progress = progress
         self._planner = planner
         self._channels = channels
@@ -56,9 +54,7 @@ class ClusterCalls:
         """The last call of each cluster, by its index."""
         self._asked_to_end: dict[int, tuple[plan_pb2.Attempt, Any]] = {}
         """The last attempt that each cluster was asked to end early, with the call, by its index."""
-        self.evaluations = kept.evaluations if kept else Evaluations(job.task.kind, job.clusters)
-        self.has_copy: set[int] = set()
-        """Indices of the clusters whose control units have the optimizer states of the present candidate."""
+        self._evaluations = evaluations
 
     def run(
         self,
@@ -82,16 +78,12 @@ class ClusterCalls:
                 # A control unit speaks for its own cluster only.
                 response.progress.cluster_index = index
                 response.progress.waiting_for = harmless(response.progress.waiting_for)
-                if response.progress.candidate_copied:
-                    self.has_copy.add(index)
                 on_progress(response.progress)
                 self._progress.publish(progress=response.progress)
             elif event == "evaluation":
                 self.count(index, response.evaluation, request.attempt.round_index)
             elif event == "prepared":
                 prepared = response.prepared
-                if prepared.candidate_copied:
-                    self.has_copy.add(index)
         if prepared is None:
             raise PeerFaultyError(
                 control_unit.host_id, f"{control_unit.host_id} ended its round without a result"
@@ -104,7 +96,7 @@ class ClusterCalls:
         Args:
             num_rounds: Committed rounds of the evaluated model.
         """
-        evaluation = self.evaluations.add(index, counted, num_rounds)
+        evaluation = self._evaluations.add(index, counted, num_rounds)
         if evaluation is not None:
             self._progress.evaluated(evaluation)
 

@@ -2,6 +2,7 @@
 
 from collapipe.errors import (
     AttemptFailedError,
+    CancelledError,
     CollapipeError,
     CorruptDataError,
     DivergedError,
@@ -17,8 +18,8 @@ from collapipe.job_life.tries import Failure, GivesUp, Kind, Tries
 _PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError, OSError)
 
 
-def failure_of(error: CollapipeError | OSError, *, lacks_hosts: bool) -> Failure:
-    """Returns the failure that ended an attempt with an error.
+def failure_of(error: BaseException, *, lacks_hosts: bool = False) -> Failure:
+    """Returns the failure that ended an attempt, or the work of a cluster, with an error.
 
     Args:
         lacks_hosts: As in `Failure`.
@@ -34,7 +35,11 @@ def failure_of(error: CollapipeError | OSError, *, lacks_hosts: bool) -> Failure
         return Failure(Kind.NO_PLAN, "", lacks_hosts)
     if isinstance(error, InvalidInputError):
         return Failure(Kind.INVALID, "", lacks_hosts)
-    kind = Kind.PASSING if isinstance(error, _PASSING) else Kind.LASTING
+    if isinstance(error, CancelledError):
+        return Failure(Kind.CANCELLED, "", lacks_hosts)
+    kind = Kind.LASTING if isinstance(error, CollapipeError) else Kind.BUG
+    if isinstance(error, _PASSING):
+        kind = Kind.PASSING
     return Failure(kind, "", lacks_hosts)
 
 

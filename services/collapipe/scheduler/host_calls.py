@@ -58,6 +58,11 @@ class HostCalls:
         """Whether the job is cancelled, or a failure ends all calls."""
         return self.is_cancelled or self._has_failed
 
+    def end_all(self) -> None:
+        """Ends all calls, also those that begin before the next attempt."""
+        self._has_failed = True
+        self._cancel_calls()
+
     def begin_attempt(self) -> None:
         """Allows calls again after a failure of some of them; raises `CancelledError` if the job is cancelled."""
         self._has_failed = False
@@ -140,19 +145,9 @@ class HostCalls:
             raise AttemptFailedError(f"{host_id} gave no answer when it was asked to {task}")
         return last
 
-    def in_parallel(
-        self,
-        work: Callable[[Any], T],
-        items: Sequence[Any],
-        meanwhile: Callable[[], None] = lambda: None,
-        ends_all: Callable[[BaseException], bool] = lambda error: True,
-    ) -> list[T]:
-        """Calls `work` for all items at the same time. Raises the first failure after all work has ended.
-
-        Args:
-            meanwhile: Called several times a second until all work has ended.
-            ends_all: Whether a failure ends all calls at once.
-        """
+    def in_parallel(self, work: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """Calls `work` for all items at the same time. A failure ends the calls of the others. Raises the first failure after all work
+        has ended."""
         if not items:
             return []
         with ThreadPoolExecutor(len(items), "cluster") as executor:
@@ -160,15 +155,11 @@ class HostCalls:
             first_failed, running = None, set(futures)
             while running:
                 done, running = wait(running, _POLL_SECONDS, "FIRST_EXCEPTION")
-                failures = [(future, error) for future in done if (error := future.exception())]
-                if failures and first_failed is None:
-                    first_failed = failures[0][0]
-                if not self._has_failed and any(ends_all(error) for _, error in failures):
-                    # Calls that other threads start from now on must end, too.
-                    self._has_failed = True
-                    self._cancel_calls()
-                self._call_meanwhile()
-                meanwhile()
+                failed = [future for future in done if future.exception()]
+                if failed and first_failed is None:
+                    first_failed = failed[0]
+                    self.end_all()
+                self.look()
             if first_failed is not None:
                 self.sleep(0)  # The job may have been cancelled since.
                 first_failed.result()
@@ -179,12 +170,13 @@ class HostCalls:
         done = start_detached(work)
         while not done.done():
             wait([done], timeout=_POLL_SECONDS)
-            self._call_meanwhile()
+            self.look()
             if self._cancelled.is_set():
                 raise CancelledError(self._cancel_reason)
         return done.result()
 
-    def _call_meanwhile(self) -> None:
+    def look(self) -> None:
+        """Calls `meanwhile`, unless that was a moment ago. Whoever waits for calls in another way has to call it several times a second."""
         if time.monotonic() >= self._next_meanwhile:
             self._meanwhile()
             self._next_meanwhile = time.monotonic() + _MEANWHILE_SECONDS

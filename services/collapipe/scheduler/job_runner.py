@@ -27,7 +27,6 @@ from collapipe.job_life.tries import Again, GivesUp, Tries
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.failures import failure_of, say_end
-from collapipe.scheduler.held import Held
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import (
     DEVICE_AGENT,
@@ -42,10 +41,9 @@ from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore
 from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
-from collapipe.scheduler.kept_results import KeptResults
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.round_runner import RoundRunner
+from collapipe.scheduler.round_runner import LastAttempt, RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web.job_values import WatchedJob
 from collapipe.telemetry import metrics
@@ -84,7 +82,7 @@ class JobRunner:
         self._state = JobState(Tries(self._job.schedule.retry_seconds))
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
-        self._failing = Held(FailingClusters())
+        self._failing = FailingClusters()
         self._planner: Planner | None = None
         self._taking_part: set[str] = set()
         """Ids of all hosts of the last round that began."""
@@ -99,8 +97,7 @@ class JobRunner:
         """Why the last attempt failed, until a round is committed."""
         self._cause = ""
         """Why the last attempt failed that did not only wait for hosts in vain."""
-        self._kept: KeptResults | None = None
-        """What clusters keep from the attempt before."""
+        self._last_attempt: LastAttempt | None = None
         self._created = time.monotonic()
         self._is_cancelled = False
         self._is_taken_over = False
@@ -272,7 +269,7 @@ class JobRunner:
             planner,
             self._channels,
             self._calls,
-            self._kept,
+            self._last_attempt,
             self._failing,
             decides_anew=self._state.decides_anew(lacks_devices=bool(self._lacking)),
         )
@@ -294,9 +291,9 @@ class JobRunner:
             self._run_round(rounds, planner, 0)  # Evaluates the final model.
             self._tell_recovery("the final model is evaluated")
         finally:
-            self._had_no_plan = not rounds.has_plan
+            self._had_no_plan = not rounds.state.has_plan
             rounds.store_copied()
-            self._kept = rounds.kept_results
+            self._failing, self._last_attempt = rounds.state.failing, rounds.last_attempt
 
     def _make_planner(self, hosts: JobHosts, prepared: PreparedJob) -> Planner:
         """Measures the hosts that the job does not know yet. Links that were cut are measured again."""
@@ -458,7 +455,7 @@ class JobRunner:
                 rounds.run(local_steps, decides_anew=False)
                 return
             except (InfeasibleError, AttemptFailedError):
-                if rounds.has_plan:
+                if rounds.state.has_plan:
                     raise
             names = ", ".join(sorted(awaited))
             self._say(scheduler_pb2.JOB_STATE_RUNNING, f"waits until {names} are measured")
@@ -470,7 +467,7 @@ class JobRunner:
         try:
             rounds.run(local_steps)
         finally:
-            if not rounds.has_plan:
+            if not rounds.state.has_plan:
                 metrics.PLANS_INFEASIBLE.inc()
 
     def _begin_round(self, rounds: RoundRunner, planner: Planner) -> None:

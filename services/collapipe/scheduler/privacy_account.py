@@ -10,6 +10,7 @@ bytes, which reveal nothing new. But it may compute other ones, for example on h
 """
 
 import math
+from bisect import bisect_left
 from functools import lru_cache
 from typing import Annotated
 
@@ -45,6 +46,11 @@ class PrivacyAccount(BaseModel):
         """Returns whether `privacy.max_epsilon` allows so many more rounds."""
         limit = job.privacy.max_epsilon
         return limit is None or self.after_rounds(job, num_rounds).loss(job).epsilon <= limit
+
+    def rounds_left(self, job: JobConfig, most: int) -> int:
+        """Returns how many more rounds `privacy.max_epsilon` allows, up to `most`."""
+        numbers = range(1, most + 1)
+        return bisect_left(numbers, True, key=lambda number: not self.allows_rounds(job, number))
 
     def loss(self, job: JobConfig) -> scheduler_pb2.PrivacyLoss:
         """Returns what all rounds so far reveal."""

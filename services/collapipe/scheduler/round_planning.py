@@ -7,7 +7,6 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
-from collapipe.scheduler.kept_results import KeptResult
 from collapipe.scheduler.planner import Planner
 from collapipe.v1 import plan_pb2, scheduler_pb2
 
@@ -32,7 +31,7 @@ class RoundPlanning:
     def decide(
         self,
         commit: plan_pb2.Commit,
-        kept: Mapping[int, KeptResult],
+        kept: Mapping[int, plan_pb2.Plan],
         *,
         evaluation_only: bool,
         decides_anew: bool,
@@ -44,7 +43,7 @@ class RoundPlanning:
         count.
 
         Args:
-            kept: The results that clusters have of this round already, by cluster index. They keep their plans.
+            kept: The plans by which clusters have run this round already, by cluster index.
             decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
 
         Raises:
@@ -71,7 +70,7 @@ class RoundPlanning:
             plans, decision = self._planner.decide(round_index, (), evaluation_only=evaluation_only)
         if self._job.averaging.secure:
             self._check_edge_server(plans)
-        plans = [kept[index].message if index in kept else plan for index, plan in enumerate(plans)]
+        plans = [kept.get(index, plan) for index, plan in enumerate(plans)]
         document = RoundDocument(
             attempt=self._progress.document.attempt,
             plans=plans,

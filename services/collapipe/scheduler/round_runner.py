@@ -1,45 +1,53 @@
-"""Runs the rounds of a job on its present hosts: each round is a transaction (docs/architecture.md)."""
+"""Runs the rounds of a job on its present hosts: each round is a transaction (docs/architecture.md).
+
+What happens in a round is decided by `job_life.attempt`. This module does what was decided, and tells what came of it.
+"""
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 
+from collapipe.allocation import ClusterPlan
 from collapipe.database import NOT_STORED
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
     CollapipeError,
-    InfeasibleError,
     InvalidInputError,
-    PeerFaultyError,
     PeerLostError,
     WrongStateError,
 )
 from collapipe.job import JobConfig
-from collapipe.job_life import round_clusters
-from collapipe.job_life.failing_clusters import FailingClusters, after_round
-from collapipe.job_life.round_clusters import RoundClusters, RoundRules
-from collapipe.rpc import ChannelPool
-from collapipe.scheduler.catching_up import (
+from collapipe.job_life import attempt_events as life
+from collapipe.job_life.attempt import AttemptRules, Phase, begin_attempt, step
+from collapipe.job_life.attempt_events import Because
+from collapipe.job_life.commits import (
+    Beginning,
+    Commits,
+    Kept,
     can_catch_up,
-    catch_up,
-    committed_rounds,
+    usable,
+    where_to_begin,
 )
+from collapipe.job_life.failing_clusters import FailingClusters
+from collapipe.job_life.round_clusters import RoundRules
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.catching_up import catch_up, committed_rounds, forget_moments
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
-from collapipe.scheduler.going_on import GoingOn, without_result
-from collapipe.scheduler.held import Held
+from collapipe.scheduler.evaluations import Evaluations
+from collapipe.scheduler.failures import failure_of
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
-from collapipe.scheduler.kept_results import KeptResult, KeptResults, furthest_rounds
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.restore_points import becomes_candidate
 from collapipe.scheduler.rollback import go_to_commit
 from collapipe.scheduler.round_planning import RoundPlanning
 from collapipe.scheduler.round_requests import RoundRequests
@@ -60,6 +68,67 @@ logger = logging.getLogger(__name__)
 
 _TRACK = "round"
 """The track of the phases of a round in a trace."""
+_TICK_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class ClusterResult:
+    """The result of one cluster: its weights are on the edge server, its optimizer states in the memory of its hosts.
+
+    Args:
+        message: The plan by which the cluster ran its round.
+        plan: The same plan, as the planner knows it.
+    """
+
+    prepared: control_unit_pb2.RoundPrepared
+    message: plan_pb2.Plan
+    plan: ClusterPlan
+
+
+@dataclass(frozen=True)
+class LastAttempt:
+    """What the next attempt can use of the last one.
+
+    Args:
+        results: Those of the clusters that have ended the round which failed, by their indices.
+        evaluations: What clusters have counted at the beginning of that round.
+    """
+
+    kept: Kept | None
+    results: Mapping[int, ClusterResult]
+    evaluations: Evaluations
+
+
+@dataclass
+class _Round:
+    """One attempt at a round.
+
+    Args:
+        local_steps: Mini-batches of each cluster; 0 for an evaluation.
+        started: When it began, as `time.monotonic` says.
+        document: The record of the attempt.
+        masking: `None` unless the changes of the clusters are masked.
+        kept: The clusters that have run this round in the attempt before.
+        stages: What the stages of each cluster have told last.
+        errors: Those with which clusters have failed.
+        changes: How far each cluster has changed the weights.
+    """
+
+    attempt: plan_pb2.Attempt
+    local_steps: int
+    started: float
+    document: RoundDocument
+    decision: RoundDecision
+    kept: Collection[int]
+    masking: MaskingCalls | None = None
+    stages: dict[int, job_pb2.RoundSummary] = field(default_factory=dict)
+    errors: dict[int, BaseException] = field(default_factory=dict)
+    changes: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def index(self) -> int:
+        """The round, from 0."""
+        return self.attempt.round_index
 
 
 class RoundRunner:
@@ -69,8 +138,8 @@ class RoundRunner:
 
     Args:
         planner: Has the hosts that take part. Its owner may change them between two rounds.
-        kept: What clusters have kept from the attempt before.
-        failing: The clusters that have failed in this and in earlier attempts.
+        before: What this attempt can use of the one before.
+        failing: The clusters that have failed in earlier attempts.
         decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
     """
 
@@ -81,8 +150,8 @@ class RoundRunner:
         planner: Planner,
         channels: ChannelPool,
         calls: HostCalls,
-        kept: KeptResults | None = None,
-        failing: Held[FailingClusters] | None = None,
+        before: LastAttempt | None = None,
+        failing: FailingClusters | None = None,
         *,
         decides_anew: bool = True,
     ) -> None:
@@ -92,36 +161,47 @@ class RoundRunner:
         self._planner = planner
         self._channels = channels
         self._calls = calls
-        self._failing = failing or Held(FailingClusters())
-        self._going_on = GoingOn(progress, planner, self._failing)
         self._decides_anew = decides_anew
         self._planning = RoundPlanning(progress, prepared, planner)
         self._unusual = UnusualChanges(progress)
         self._candidate_plans: list[plan_pb2.Plan | None] = []
+        self._events: SimpleQueue[life.Event] = SimpleQueue()
+        self._error: BaseException | None = None
+        """Why the last phase of a round has failed."""
+        self._work: list[Future[None]] = []
+        """What runs the clusters of the present round."""
+        self._round: _Round | None = None
+        self._local_steps = 0
+        self._started = self._run_began = 0.0
+        self._is_trained = False
+        """Whether only the evaluation of the last commit is missing."""
         self._recover_result(prepared.commit)
         last = self._with_copied_candidate(prepared.commit)
-        self._kept = (
-            kept.usable(last, planner.hosts) if kept and can_catch_up(progress, last) else None
+        beginning = self._where_to_begin(last, before.kept if before else None)
+        kept = before if before and beginning.kept else None
+        self._results = _of_clusters(kept.results, beginning.kept) if kept else {}
+        """What clusters have kept from the attempt before, and what they have ended in this round, by their indices."""
+        self._evaluations = (
+            kept.evaluations if kept else Evaluations(self._job.task.kind, self._job.clusters)
         )
-        """The results of the next round that clusters have kept."""
-        self._num_failures_before = self._kept.num_failures if self._kept else 0
-        self._is_behind = self._kept is not None
-        """Whether the other clusters have to repeat committed rounds alone."""
-        self._clusters = ClusterCalls(progress, planner, channels, calls, self._kept, prepared)
+        self._clusters = ClusterCalls(
+            progress, planner, channels, calls, self._evaluations, prepared
+        )
         self._requests = RoundRequests(
             progress, prepared, planner, channels.security, last.restore_point
         )
-        self.has_plan = True
-        """Whether the last round that was begun got a plan."""
-        self._is_trained = False
-        """Whether only the evaluation of the last commit is missing."""
-        self._commit = self._beginning(last)
-        self._began_with = self._commit.num_rounds
+        self._commit = self._beginning(last, beginning)
+        self.state = begin_attempt(
+            attempt_rules(self._job, planner.hosts.edge_server, progress.document.attempt),
+            _name(self._commit),
+            failing or FailingClusters(),
+            beginning.kept,
+        )
 
     @property
     def num_rounds(self) -> int:
         """Number of committed rounds."""
-        return self._commit.num_rounds
+        return self.state.num_rounds
 
     @property
     def is_trained(self) -> bool:
@@ -133,24 +213,10 @@ class RoundRunner:
         )
 
     @property
-    def _is_copied(self) -> bool:
-        """Whether all clusters have copied the optimizer states of the candidate."""
-        has_candidate = self._commit.HasField("candidate")
-        return has_candidate and len(self._clusters.has_copy) == self._job.clusters
-
-    def store_copied(self) -> None:
-        """Stores whether the candidate is copied, for the next attempt, which another process of the scheduler may begin."""
-        candidate, document = self._commit.candidate, self._progress.document
-        copied = (candidate.attempt, candidate.num_rounds) if self._is_copied else None
-        if copied not in (None, document.copied_candidate):
-            document.copied_candidate = copied
-            with suppress(*NOT_STORED):  # The next change of the job stores it, too.
-                self._progress.save()
-
-    @property
-    def kept_results(self) -> KeptResults | None:
-        """What the clusters that have ended the next round keep if this attempt fails."""
-        return self._kept
+    def last_attempt(self) -> LastAttempt:
+        """What the next attempt can use if this one fails."""
+        kept = self.state.kept
+        return LastAttempt(kept, _of_clusters(self._results, kept), self._evaluations)
 
     @property
     def state_holders(self) -> set[str]:
@@ -159,11 +225,19 @@ class RoundRunner:
             stage.host_id for plan in self._requests.previous_plans if plan for stage in plan.stages
         }
 
+    def store_copied(self) -> None:
+        """Stores whether the candidate is copied, for the next attempt, which another process of the scheduler may begin."""
+        document = self._progress.document
+        if self.state.is_copied and self.state.candidate != document.copied_candidate:
+            document.copied_candidate = self.state.candidate
+            with suppress(*NOT_STORED):  # The next change of the job stores it, too.
+                self._progress.save()
+
     def _with_copied_candidate(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
         """Returns the last commit. If all control units have copied its candidate, the candidate is the restore point."""
-        document, candidate = self._progress.document, last.candidate
+        document = self._progress.document
         document.num_rounds_reached = max(document.num_rounds_reached, last.num_rounds)
-        if document.copied_candidate != (candidate.attempt, candidate.num_rounds):
+        if not last.HasField("candidate") or document.copied_candidate != _name(last.candidate):
             return last
         attempt = plan_pb2.Attempt(
             job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
@@ -187,38 +261,47 @@ class RoundRunner:
             return
         self._progress.round_committed(measured, last, self._planner.state())
 
-    def _beginning(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
+    def _where_to_begin(self, last: plan_pb2.Commit, kept: Kept | None) -> Beginning:
+        """Decides from which commit this attempt goes on, and with which results of the attempt before."""
+        commits, job, hosts = _commits(last), self._job, self._planner.hosts
+        most = job.training.rounds + 1
+        rounds_left = self._progress.document.privacy.rounds_left(job, most)
+        if kept is not None:
+            present = {host_id: host.incarnation for host_id, host in hosts.by_id.items()}
+            kept = usable(kept, commits.last, hosts.edge_server.incarnation, present)
+        if kept is not None:
+            rounds = range(commits.restorable, commits.num_rounds)
+            found = [self._progress.jobs.find_round(last.job_id, index) for index in rounds]
+            recorded = [one.attempt if one else None for one in found]
+            every = job.training.replicate_every
+            kept = kept if can_catch_up(commits, every, recorded, rounds_left) else None
+        return where_to_begin(commits, kept, job.training.rounds, rounds_left)
+
+    def _beginning(self, last: plan_pb2.Commit, beginning: Beginning) -> plan_pb2.Commit:
         """Returns the commit from which this attempt goes on."""
         commit = plan_pb2.Commit()
-        if self._kept is not None:
+        self._is_trained = beginning.is_trained
+        if beginning.kept is not None:
             commit.CopyFrom(last)
             commit.ClearField("candidate")
-            for index, result in self._kept.results.items():
+            for index, result in self._results.items():
                 self._requests.previous_plans[index] = result.message
-            return commit
-        commit.CopyFrom(self._requests.restore_point)
-        # An attempt that failed while it repeated rounds has left the commit that it did not reach.
-        furthest = furthest_rounds(last)
-        repeated = furthest - commit.num_rounds
-        account = self._progress.document.privacy
-        # Repeated rounds count, too. If no other round may follow them, the furthest commit stays as it is.
-        self._is_trained = furthest >= self._job.training.rounds or not account.allows_rounds(
-            self._job, repeated + 1
-        )
-        if self._is_trained:
-            if furthest > last.num_rounds:
-                last = self._go_to(furthest)
+        elif beginning.is_trained:
+            if beginning.num_rounds > last.num_rounds:
+                last = self._go_to(beginning.num_rounds)
             # Only the evaluation is missing, which needs no optimizer states.
             commit.CopyFrom(last)
             commit.ClearField("candidate")
             for unit in (unit for cluster in commit.clusters for unit in cluster.units):
                 unit.optimizer_digest = ""
-        elif repeated:
-            self._progress.tell(
-                scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-                f"repeats {committed_rounds(repeated)}, because optimizer states were last copied after round "
-                f"{commit.num_rounds}",
-            )
+        else:
+            commit.CopyFrom(self._requests.restore_point)
+            if beginning.num_repeated:
+                self._progress.tell(
+                    scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
+                    f"repeats {committed_rounds(beginning.num_repeated)}, because optimizer states were last copied after round "
+                    f"{commit.num_rounds}",
+                )
         return commit
 
     def _go_to(self, num_rounds: int) -> plan_pb2.Commit:
@@ -233,42 +316,6 @@ class RoundRunner:
         self._progress.committed(answer.commit)
         return answer.commit
 
-    def _catch_up(self) -> None:
-        """Repeats the committed rounds with the clusters that kept no result; raises `CollapipeError` if that fails."""
-        assert self._kept is not None
-        differing = catch_up(
-            self._progress,
-            self._planner,
-            self._calls,
-            self._run_repeated,
-            self._requests,
-            self._commit,
-            self._kept.results,
-        )
-        if differing:
-            self._kept = None
-            raise AttemptFailedError(
-                f"cluster {differing[0]} has repeated its rounds, but has other optimizer states than before: its hosts compute "
-                "differently, so all clusters repeat these rounds"
-            )
-        self._is_behind = False
-
-    def _run_repeated(
-        self, request: control_unit_pb2.RunRoundRequest
-    ) -> control_unit_pb2.RoundPrepared:
-        try:
-            return self._clusters.run(request)
-        except CollapipeError as error:
-            is_its_own = not isinstance(error, CancelledError)
-            if is_its_own and self._kept:
-                # Once for each attempt, though several clusters may fail at the same time.
-                self._kept.num_failures = self._num_failures_before + 1
-            cluster = request.plan.cluster_index
-            if is_its_own and self._going_on.has_no_patience(cluster, error):
-                # If all clusters repeat the rounds, they can go on without this one.
-                self._kept = None if self._job.may_leave_out_clusters else self._kept
-            raise
-
     def run(self, local_steps: int, *, decides_anew: bool = True) -> None:
         """Plans, runs and commits one round. Without local steps, it only evaluates: it commits no round, but may move
         the restore point.
@@ -280,70 +327,189 @@ class RoundRunner:
             CollapipeError: The round failed. Either nothing was committed, or the whole round was.
             OSError: A document could not be stored.
         """
-        started = time.monotonic()
-        decides_anew = decides_anew and self._decides_anew
-        if self._is_behind:
-            try:
-                self._catch_up()
-            except InfeasibleError:
-                # The next attempt may change the rounds, but then all clusters repeat them.
-                if decides_anew:
-                    self._kept = None
-                raise
-        round_ = self._begin(local_steps, started, decides_anew=decides_anew)
-        # Masked results are of no use without all other clusters.
-        keeps = local_steps > 0 and not self._job.averaging.secure
+        self._local_steps, self._started = local_steps, time.monotonic()
+        self._events = SimpleQueue()
+        self._events.put(life.RoundWanted(local_steps > 0, decides_anew and self._decides_anew))
+        is_done = False
         try:
-            with SPANS.span(_TRACK, "run"):
-                prepared = self._calls.in_parallel(
-                    lambda plan: self._run_or_reuse(round_, plan),
-                    round_.document.plans,
-                    meanwhile=lambda: self._meanwhile(round_),
-                    ends_all=lambda error: self._ends_all(error) or not keeps,
-                )
-        except CollapipeError as error:
-            if keeps:
-                self._keep(round_)
-            outcome = "cancelled" if isinstance(error, CancelledError) else "aborted"
-            metrics.ROUND_SECONDS.labels(outcome).observe(time.monotonic() - started)
-            raise
-        self._kept = None
+            while not is_done:
+                self.state, actions = step(self.state, self._next_event(), time.monotonic())
+                for action in actions:
+                    is_done = isinstance(action, life.Done)
+                    if not is_done:
+                        self._do(action)
+        finally:
+            if self._work:  # Something unexpected was raised while clusters were running.
+                self._calls.end_all()
+                self._join()
         if local_steps:
-            changes = self._commit_with_whom_it_can(round_, prepared)
-            self._unusual.look_at(round_.index, changes, round_.document.plans)
-            self._learn(round_)
-        elif self._is_copied:  # The last commit is repeated with the new restore point.
-            self._commit_round(self._progress.attempt(round_.index - 1), [], candidate_copied=True)
+            self._learn()
 
-    def _begin(self, local_steps: int, started: float, *, decides_anew: bool) -> "_Round":
-        """Plans and publishes a round. What it may reveal of rows is counted, and its masks are agreed on."""
-        round_index = self._commit.num_rounds
+    def _next_event(self) -> life.Event:
+        """Returns the next event. While clusters run, `Ticked` comes several times a second."""
+        if self.state.phase is not Phase.RUNNING:
+            return self._events.get_nowait()  # What was done last has put it there.
+        try:
+            return self._events.get(timeout=_TICK_SECONDS)
+        except Empty:
+            self._calls.look()
+            self.store_copied()
+            return life.Ticked()
+
+    def _do(self, action: life.Action) -> None:
+        """Does what was decided. Puts the answer into the queue of events, if there is one.
+
+        Raises:
+            CollapipeError: The round fails.
+            OSError: A document could not be stored.
+        """
+        match action:
+            case life.CatchUp():
+                self._ask(lambda: self._catch_up(action))
+            case life.Plan():
+                self._ask(lambda: self._plan(action))
+            case life.AgreeOnMasks():
+                self._ask(lambda: self._agree_on_masks(action))
+            case life.SpendPrivacy():
+                self._progress.begin_private_round()
+            case life.Run():
+                self._run_clusters(action.clusters)
+            case life.EndTraining():
+                self._clusters.end_training(sorted(action.clusters), self._now.attempt)
+            case life.EndCalls():
+                self._clusters.stop(sorted(action.clusters))
+            case life.EndAll():
+                self._calls.end_all()
+            case life.CountNothing():
+                counted = job_pb2.EvaluationSums()
+                self._clusters.count(action.cluster, counted, self.state.num_rounds)
+            case life.LeaveOut():
+                self._tell_left_out(action)
+            case life.Commit():
+                self._join()
+                self._ask(lambda: self._commit_clusters(action))
+            case life.MoveRestorePoint():
+                self._join()
+                self._ask(self._move_restore_point)
+            case life.Fail():
+                self._join()
+                raise self._why(action)
+
+    def _ask(self, work: Callable[[], life.Event]) -> None:
+        """Does the work of a phase, and puts its answer or its failure into the queue of events."""
+        try:
+            answer = work()
+        except CollapipeError as error:
+            self._error = error
+            answer = life.Failed(failure_of(error), self._cluster_of(error))
+        self._events.put(answer)
+
+    def _cluster_of(self, error: CollapipeError) -> int | None:
+        """Returns the cluster because of which a phase has failed; `None` if it is none."""
+        units = [cluster.control_unit.host_id for cluster in self._planner.hosts.clusters]
+        if self.state.phase is Phase.MASKING:
+            host_id = error.host_id if isinstance(error, PeerLostError) else ""
+            return units.index(host_id) if host_id in units else None
+        return error.cluster_index if error.cluster_index in range(len(units)) else None
+
+    @property
+    def _now(self) -> _Round:
+        assert self._round is not None
+        return self._round
+
+    def _join(self) -> None:
+        """Waits until no cluster runs any more."""
+        wait(self._work)
+        if self._work:
+            SPANS.record(_TRACK, "run", self._run_began)
+        self._work = []
+
+    def _why(self, fail: life.Fail) -> BaseException:
+        """Returns the error with which a round fails; raises `CancelledError` if the job was cancelled meanwhile."""
+        match fail.because:
+            case Because.CLUSTER_FAILED:
+                assert fail.cluster is not None
+                error = self._now.errors[fail.cluster]
+                is_ended = self._calls.is_cancelled or isinstance(error, CancelledError)
+                outcome = "cancelled" if is_ended else "aborted"
+                seconds = time.monotonic() - self._now.started
+                metrics.ROUND_SECONDS.labels(outcome).observe(seconds)
+                self._calls.sleep(0)
+                return error
+            case Because.TOO_MANY_ROWS:
+                assert fail.cluster is not None
+                return self._too_many_rows(fail.cluster)
+            case Because.DIFFERS:
+                return AttemptFailedError(
+                    f"cluster {fail.cluster} has repeated its rounds, but has other optimizer states than before: its hosts compute "
+                    "differently, so all clusters repeat these rounds"
+                )
+            case Because.NEEDS_NEW_MASKS:
+                return AttemptFailedError(str(self._error))
+        assert self._error is not None
+        return self._error
+
+    def _too_many_rows(self, cluster: int) -> WrongStateError:
+        state = self.state
+        rows = sum(state.samples[index] for index in state.present | {cluster})
+        error = WrongStateError(
+            f"the clusters have trained on {rows} rows, cluster {cluster} alone on {state.samples[cluster]}, but the limit of this "
+            f"round is {state.total_samples}, twice the rows of all clusters before it: run the round again"
+        )
+        error.prepared_by = self._planner.hosts.clusters[cluster].control_unit.host_id
+        return error
+
+    def _tell_left_out(self, action: life.LeaveOut) -> None:
+        cluster, error = action.cluster, self._error
+        match action.because:
+            case Because.CLUSTER_FAILED:
+                error = self._now.errors.get(cluster, error)
+            case Because.TOO_MANY_ROWS:
+                error = self._too_many_rows(cluster)
+        self._progress.tell(
+            scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT,
+            f"round {self.state.num_rounds + 1} goes on without cluster {cluster}, which is tried again in round {action.again + 1}: "
+            f"{error}",
+            self._planner.hosts.clusters[cluster].control_unit.host_id,
+        )
+
+    def _catch_up(self, action: life.CatchUp) -> life.Event:
+        """Repeats the committed rounds with the clusters that kept no result."""
+        differing = catch_up(
+            self._progress,
+            self._planner,
+            self._calls,
+            self._run_repeated,
+            self._requests,
+            self._commit,
+            self.state.all_clusters - action.clusters,
+        )
+        return life.CaughtUp(tuple(differing))
+
+    def _run_repeated(
+        self, request: control_unit_pb2.RunRoundRequest
+    ) -> control_unit_pb2.RoundPrepared:
+        try:
+            return self._clusters.run(request)
+        except CollapipeError as error:
+            failed = life.ClusterFailed(request.plan.cluster_index, failure_of(error))
+            self._events.put(failed)
+            raise
+
+    def _plan(self, action: life.Plan) -> life.Event:
+        """Plans and publishes a round."""
+        round_index, local_steps = self._commit.num_rounds, self._local_steps
         attempt = self._progress.attempt(round_index)
         SPANS.begin_round(attempt.job_id, round_index, attempt.attempt)
-        self.has_plan = False
+        self._results = {index: self._results[index] for index in sorted(action.kept)}
         with SPANS.span(_TRACK, "plan"):
-            earlier = self._kept.results if self._kept else {}
             document, decision = self._planning.decide(
                 self._commit,
-                earlier,
+                {index: result.message for index, result in self._results.items()},
                 evaluation_only=not local_steps,
-                decides_anew=decides_anew,
+                decides_anew=action.decides_anew,
             )
-        self.has_plan = True
-        is_decided = self._planning.is_repeated(round_index) or document.is_revealed
-        recorded = document.late_clusters if is_decided else None
-        # An evaluation waits for all clusters.
-        late = Held(
-            round_clusters.begin(
-                round_rules(self._job),
-                recorded if local_steps else [],
-                failed=document.failed_clusters if local_steps else (),
-                may_fail=not document.is_revealed,
-            )
-        )
-        for index in self._failing.now.pausing(round_index):
-            late.decide(round_clusters.fail, index)
-        round_ = _Round(attempt, local_steps, started, document, decision, earlier, late)
+        self._round = _Round(attempt, local_steps, self._started, document, decision, action.kept)
         if local_steps:
             self._planner.round_started(decision)
             self._progress.publish(
@@ -354,190 +520,68 @@ class RoundRunner:
                     change=say_change(decision),
                 )
             )
-        if document.total_samples:
-            with SPANS.span(_TRACK, "exchange masking keys"):
-                round_.masking = self._agree_on_masks(round_)
-        if local_steps and self._job.privacy.is_on:
-            self._progress.begin_private_round()
-        return round_
-
-    def _run_or_reuse(
-        self, round_: "_Round", plan: plan_pb2.Plan
-    ) -> control_unit_pb2.RoundPrepared:
-        """Runs the part of one cluster, unless the cluster has kept its result from the attempt before."""
-        index = plan.cluster_index
-        if index in round_.earlier and round_.late.decide(round_clusters.end, index):
-            result = round_.earlier[index].prepared
-        else:
-            result = self._run_cluster(round_, plan)
-        round_.results[index] = result
-        return result
-
-    def _commit_with_whom_it_can(
-        self, round_: "_Round", prepared: list[control_unit_pb2.RoundPrepared]
-    ) -> Mapping[int, float]:
-        """Commits a round without the clusters that are late, and without those because of which it cannot be committed.
-
-        Returns how far each cluster has changed the weights.
-
-        Raises:
-            CollapipeError: It cannot be committed.
-        """
-        while True:
-            for index in round_.late.now.failed:
-                prepared[index] = without_result(self._commit.clusters[index], prepared[index])
-            try:
-                if round_.masking is not None:
-                    _check_rows(prepared, round_.late.now.late, round_.document.total_samples)
-                self._store_before_commit(round_, prepared)
-                with SPANS.span(_TRACK, "commit"):
-                    late = round_.late.now.late
-                    present = [i for i in range(self._job.clusters) if i not in late]
-                    answer = self._commit_round(
-                        round_.attempt,
-                        [cluster.state for cluster in prepared],
-                        candidate_copied=self._is_copied,
-                        is_candidate=self._makes_candidate(),
-                        late_clusters=round_.document.late_clusters,
-                        unmasking=None
-                        if round_.masking is None
-                        else round_.masking.reveal(present),
-                    )
-            except CollapipeError as error:
-                if round_.document.is_revealed or not self._going_on.commits_without(
-                    error, round_.late, round_.index
-                ):
-                    raise
-            else:
-                self._commit = answer.commit
-                return answer.changes
-
-    def _store_before_commit(
-        self, round_: "_Round", prepared: Sequence[control_unit_pb2.RoundPrepared]
-    ) -> None:
-        """Stores with which clusters a round is committed, and what they have measured. A repeated round has the same clusters."""
-        clusters = round_.late.now
-        measured = scheduler_pb2.RoundCommitted(
-            num_rounds=round_.index + 1,
-            summaries=[cluster.summary for cluster in prepared],
-            round_seconds=time.monotonic() - round_.started,
-            late_clusters=sorted(clusters.late),
-            privacy_loss=self._progress.document.privacy_loss,
-        )
-        result = {
-            "late_clusters": sorted(clusters.late),
-            "failed_clusters": sorted(clusters.failed),
-            "ended_early": {
-                index: cluster.summary.local_steps
-                for index, cluster in enumerate(prepared)
-                if 0 < cluster.summary.local_steps < round_.local_steps
+        hosts = self._planner.hosts.by_id
+        return life.Planned(
+            {
+                plan.cluster_index: {s.host_id: hosts[s.host_id].incarnation for s in plan.stages}
+                for plan in document.plans
             },
-            "is_revealed": round_.masking is not None,
-            "measured": measured,
-        }
-        round_.document = round_.document.model_copy(update=result)
-        self._progress.jobs.save_round(round_.attempt.job_id, round_.index, round_.document)
-
-    def _learn(self, round_: "_Round") -> None:
-        """Takes over what a committed round has changed and measured, and stores it."""
-        clusters, document = round_.late.now, round_.document
-        for index, plan in enumerate(document.plans):
-            if index in clusters.failed:
-                self._requests.previous_plans[index] = None
-            elif index not in clusters.late:
-                self._requests.previous_plans[index] = plan
-                self._failing.change(after_round, index, round_.index)
-        self._requests.restore_point = self._commit.restore_point
-        if self._commit.candidate.num_rounds == self._commit.num_rounds:
-            self._candidate_plans = list(self._requests.previous_plans)
-            self._clusters.has_copy = set(clusters.failed)
-        measured = document.measured
-        assert measured is not None
-        measured.round_seconds = time.monotonic() - round_.started
-        _export_phases(self._job, measured, {*document.late_clusters, *document.ended_early})
-        ran = [
-            round_.earlier[index].plan if index in round_.earlier else plan
-            for index, plan in enumerate(round_.decision.plans)
-        ]
-        self._planner.round_committed(
-            replace(round_.decision, plans=tuple(ran)),
-            measured.summaries,
-            measured.round_seconds,
-            is_typical=not (document.late_clusters or document.ended_early or round_.earlier),
+            is_decided=self._planning.is_repeated(round_index) or document.is_revealed,
+            late=frozenset(document.late_clusters),
+            failed=frozenset(document.failed_clusters),
+            is_revealed=document.is_revealed,
+            total_samples=document.total_samples,
         )
-        self._progress.round_committed(measured, self._commit, self._planner.state())
 
-    def _agree_on_masks(self, round_: "_Round") -> MaskingCalls:
-        """Returns the masks of the clusters that take part.
+    def _agree_on_masks(self, action: life.AgreeOnMasks) -> life.Event:
+        round_ = self._now
+        with SPANS.span(_TRACK, "exchange masking keys"):
+            round_.masking = self._masking(sorted(action.clusters))
+        return life.Masked()
 
-        Raises:
-            AttemptFailedError: A cluster has failed. The next attempt begins without it, because control units make keys once in
-                an attempt.
-        """
-        units = [c.control_unit.host_id for c in self._planner.hosts.clusters]
+    def _run_clusters(self, clusters: Collection[int]) -> None:
+        """Begins the work of clusters, which put what happens into the queue of events."""
+        plans = [plan for plan in self._now.document.plans if plan.cluster_index in clusters]
+        self._run_began = time.perf_counter()
+        executor = ThreadPoolExecutor(len(plans), "cluster")
+        self._work = [executor.submit(self._run_and_tell, plan) for plan in plans]
+        executor.shutdown(wait=False)
+
+    def _run_and_tell(self, plan: plan_pb2.Plan) -> None:
+        index, round_ = plan.cluster_index, self._now
         try:
-            return self._masking(round_)
-        except PeerLostError as error:
-            index = units.index(error.host_id)
-            if self._going_on.without(index, error, round_.late, round_.index):
-                raise AttemptFailedError(str(error)) from error
-            raise
-
-    def _masking(self, round_: "_Round") -> MaskingCalls:
-        """Lets the clusters that are to run a round agree on masks."""
-        late = round_.late.now.late
-        indices = [plan.cluster_index for plan in round_.document.plans]
-        return MaskingCalls(
-            self._progress,
-            self._planner,
-            self._channels,
-            self._calls,
-            round_.attempt,
-            [index for index in indices if index not in late],
-            round_.document.total_samples,
-        )
-
-    def _ends_all(self, error: BaseException) -> bool:
-        """Returns whether a failure of one cluster ends the round of the others at once. Otherwise they end their round first."""
-        if isinstance(error, PeerLostError):
-            refuses = isinstance(error, PeerFaultyError) and error.refuses
-            return refuses or error.host_id == self._planner.hosts.edge_server.host_id
-        return not isinstance(error, CollapipeError) or isinstance(error, CancelledError)
-
-    def _keep(self, round_: "_Round") -> None:
-        """Keeps the results of the clusters that have ended a round which failed."""
-        hosts = self._planner.hosts
-        if round_.late.now.failed:  # They could not catch up alone.
-            self._kept = None
+            prepared = self._run_cluster(plan)
+        except BaseException as error:
+            round_.errors[index] = error
+            self._events.put(life.ClusterFailed(index, failure_of(error)))
             return
-        kept = KeptResults(
-            last_commit=(self._commit.attempt, self._commit.num_rounds),
-            edge_server=hosts.edge_server.incarnation,
-            evaluations=self._clusters.evaluations,
-            num_failures=self._num_failures_before + 1 if self._kept else 0,
-        )
-        for index, prepared in round_.results.items():
-            if index in round_.earlier:
-                kept.results[index] = round_.earlier[index]
-            elif index not in round_.late.now.late:
-                plan = round_.document.plans[index]
-                ids = [stage.host_id for stage in plan.stages]
-                incarnations = {host_id: hosts.by_id[host_id].incarnation for host_id in ids}
-                kept.results[index] = KeptResult(
-                    prepared, plan, round_.decision.plans[index], incarnations
-                )
-        self._kept = kept
+        result = ClusterResult(prepared, plan, round_.decision.plans[index])
+        self._results[index] = result
+        if prepared.candidate_copied:
+            self._events.put(life.Copied(index))
+        self._events.put(life.ClusterEnded(index, prepared.state.num_samples))
 
-    def _run_cluster(self, round_: "_Round", plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
-        """Runs the part of one cluster. A late cluster returns the state from which it began."""
-        index, late = plan.cluster_index, round_.late
-        unprepared = control_unit_pb2.RoundPrepared(state=self._commit.clusters[index])
-        evaluates = self._evaluates(round_.local_steps)
-        if index in late.now.late:
-            if evaluates and index in late.now.failed:
-                self._count_nothing(index)
-            return unprepared
-        commit = self._commit
+    def _run_cluster(self, plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
+        """Runs the part of one cluster."""
+        index, round_, told = plan.cluster_index, self._now, set[type]()
+
+        def tell(event: life.TrainingBegan | life.Copied) -> None:
+            if type(event) not in told:
+                told.add(type(event))
+                self._events.put(event)
+
+        def on_progress(progress: job_pb2.RoundProgress) -> None:
+            if progress.training_began:
+                tell(life.TrainingBegan(index))
+            if progress.candidate_copied:
+                tell(life.Copied(index))
+            round_.stages[index] = job_pb2.RoundSummary(stages=progress.stages)
+
+        return self._clusters.run(self._request(plan), on_progress)
+
+    def _request(self, plan: plan_pb2.Plan) -> control_unit_pb2.RunRoundRequest:
+        """Returns the request that lets a cluster run its part."""
+        index, round_, commit = plan.cluster_index, self._now, self._commit
         request = self._requests.make(
             plan,
             round_.decision,
@@ -550,43 +594,119 @@ class RoundRunner:
             request.local_steps = 0
         if round_.masking is not None:
             request.masked.CopyFrom(round_.masking.masked_round(index))
-        request.evaluate = evaluates
-        if self._commit.HasField("candidate"):
-            request.candidate.CopyFrom(self._commit.candidate.clusters[index])
+        request.evaluate = self.state.evaluates
+        if commit.HasField("candidate"):
+            request.candidate.CopyFrom(commit.candidate.clusters[index])
             # A cluster that was always late has its optimizer states on the disks already.
             candidate_plan = self._candidate_plans[index]
             request.candidate_stages.extend(candidate_plan.stages if candidate_plan else ())
-            request.wait_for_copy = not round_.local_steps or self._makes_candidate()
+            request.wait_for_copy = not round_.local_steps or self.state.makes_candidate
+        return request
 
-        def on_progress(progress: job_pb2.RoundProgress) -> None:
-            if progress.training_began:
-                late.change(round_clusters.train, time.monotonic())
-            unprepared.summary.CopyFrom(job_pb2.RoundSummary(stages=progress.stages))
-
-        try:
-            prepared = self._clusters.run(request, on_progress)
-        except CollapipeError as error:
-            if index in late.now.late:
-                return unprepared
-            if not self._going_on.without(index, error, late, round_.index):
+    def _commit_clusters(self, action: life.Commit) -> life.Event:
+        """Commits what the clusters have prepared."""
+        round_, present = self._now, sorted(self.state.present)
+        prepared = [self._prepared_by(index) for index in range(self._job.clusters)]
+        self._store_before_commit(action, prepared)
+        with SPANS.span(_TRACK, "commit"):
+            try:
+                answer = self._commit_round(
+                    round_.attempt,
+                    [cluster.state for cluster in prepared],
+                    candidate_copied=action.candidate_copied,
+                    is_candidate=action.is_candidate,
+                    late_clusters=sorted(action.late),
+                    unmasking=round_.masking.reveal(present) if round_.masking else None,
+                )
+            except CollapipeError as error:
+                if error.cluster_index in present:
+                    unit = self._planner.hosts.clusters[error.cluster_index].control_unit
+                    error.prepared_by = unit.host_id
                 raise
-            if evaluates:
-                self._count_nothing(index)
-            return unprepared
-        return prepared if late.decide(round_clusters.end, index) else unprepared
+        self._commit, round_.changes = answer.commit, answer.changes
+        return _committed(answer.commit)
 
-    def _count_nothing(self, index: int) -> None:
-        """Lets the evaluation go on without a cluster that fails."""
-        self._clusters.count(index, job_pb2.EvaluationSums(), self._commit.num_rounds)
+    def _prepared_by(self, cluster: int) -> control_unit_pb2.RoundPrepared:
+        """Returns what a commit has of a cluster. One that is late or has failed keeps the state from which it began."""
+        clusters = self.state.clusters
+        if cluster in clusters.ended and cluster not in clusters.failed:
+            return self._results[cluster].prepared
+        unprepared = control_unit_pb2.RoundPrepared(
+            state=self._commit.clusters[cluster], summary=self._now.stages.get(cluster)
+        )
+        if cluster in clusters.failed:
+            forget_moments(unprepared.state)
+        return unprepared
 
-    def _meanwhile(self, round_: "_Round") -> None:
-        """Ends late clusters, and stores when the candidate is copied."""
-        self.store_copied()
-        round_.late.change(round_clusters.look, time.monotonic())
-        if self._job.may_leave_out_clusters:
-            self._clusters.stop(round_.late.now.to_end)
-        else:
-            self._clusters.end_training(round_.late.now.to_end, round_.attempt)
+    def _move_restore_point(self) -> life.Event:
+        attempt = self._progress.attempt(self._now.index - 1)
+        return _committed(self._commit_round(attempt, [], candidate_copied=True).commit)
+
+    def _store_before_commit(
+        self, action: life.Commit, prepared: Sequence[control_unit_pb2.RoundPrepared]
+    ) -> None:
+        """Stores with which clusters a round is committed, and what they have measured. A repeated round has the same clusters."""
+        round_ = self._now
+        measured = scheduler_pb2.RoundCommitted(
+            num_rounds=round_.index + 1,
+            summaries=[cluster.summary for cluster in prepared],
+            round_seconds=time.monotonic() - round_.started,
+            late_clusters=sorted(action.late),
+            privacy_loss=self._progress.document.privacy_loss,
+        )
+        result = {
+            "late_clusters": sorted(action.late),
+            "failed_clusters": sorted(action.failed),
+            "ended_early": {
+                index: cluster.summary.local_steps
+                for index, cluster in enumerate(prepared)
+                if 0 < cluster.summary.local_steps < round_.local_steps
+            },
+            "is_revealed": round_.masking is not None,
+            "measured": measured,
+        }
+        round_.document = round_.document.model_copy(update=result)
+        self._progress.jobs.save_round(round_.attempt.job_id, round_.index, round_.document)
+
+    def _learn(self) -> None:
+        """Takes over what a committed round has changed and measured, and stores it."""
+        round_, document, clusters = self._now, self._now.document, self.state.clusters
+        self._unusual.look_at(round_.index, round_.changes, document.plans)
+        for index, plan in enumerate(document.plans):
+            if index in clusters.failed:
+                self._requests.previous_plans[index] = None
+            elif index not in clusters.late:
+                self._requests.previous_plans[index] = plan
+        self._requests.restore_point = self._commit.restore_point
+        if self._commit.candidate.num_rounds == self._commit.num_rounds:
+            self._candidate_plans = list(self._requests.previous_plans)
+        measured = document.measured
+        assert measured is not None
+        measured.round_seconds = time.monotonic() - round_.started
+        _export_phases(self._job, measured, {*document.late_clusters, *document.ended_early})
+        ran = [
+            self._results[index].plan if index in round_.kept else plan
+            for index, plan in enumerate(round_.decision.plans)
+        ]
+        self._planner.round_committed(
+            replace(round_.decision, plans=tuple(ran)),
+            measured.summaries,
+            measured.round_seconds,
+            is_typical=not (document.late_clusters or document.ended_early or round_.kept),
+        )
+        self._progress.round_committed(measured, self._commit, self._planner.state())
+
+    def _masking(self, clusters: Sequence[int]) -> MaskingCalls:
+        """Lets the clusters that are to run a round agree on masks."""
+        return MaskingCalls(
+            self._progress,
+            self._planner,
+            self._channels,
+            self._calls,
+            self._now.attempt,
+            clusters,
+            self._now.document.total_samples,
+        )
 
     def _commit_round(
         self,
@@ -617,77 +737,55 @@ class RoundRunner:
         self._progress.document.stored_bytes = answer.stored_bytes
         return answer
 
-    def _evaluates(self, local_steps: int) -> bool:
-        """Returns whether the round begins with an evaluation of the model that it starts from."""
-        every = self._job.training.evaluate_every
-        num_rounds = self._commit.num_rounds
-        return not local_steps or bool(every and num_rounds and num_rounds % every == 0)
 
-    def _makes_candidate(self) -> bool:
-        """Returns whether the optimizer states of the next commit are to be copied."""
-        return becomes_candidate(
-            self._commit.num_rounds + 1,
-            self._job.training.replicate_every,
-            self._began_with,
-            has_failed=self._progress.document.attempt > 0,
-        )
-
-
-@dataclass
-class _Round:
-    """One attempt at a round.
-
-    Args:
-        local_steps: Mini-batches of each cluster; 0 for an evaluation.
-        started: When it began, as `time.monotonic` says.
-        document: The record of the attempt.
-        earlier: What clusters have kept from the attempt before, by their indices.
-        late: The clusters without which it is committed.
-        masking: `None` unless the changes of the clusters are masked.
-        results: Those of the clusters that have ended, by their indices.
-    """
-
-    attempt: plan_pb2.Attempt
-    local_steps: int
-    started: float
-    document: RoundDocument
-    decision: RoundDecision
-    earlier: Mapping[int, KeptResult]
-    late: Held[RoundClusters]
-    masking: MaskingCalls | None = None
-    results: dict[int, control_unit_pb2.RoundPrepared] = field(default_factory=dict)
-
-    @property
-    def index(self) -> int:
-        """The round, from 0."""
-        return self.attempt.round_index
-
-
-def round_rules(job: JobConfig) -> RoundRules:
-    """Returns what a job says about late clusters."""
+def attempt_rules(job: JobConfig, edge_server: scheduler_pb2.Host, attempt: int) -> AttemptRules:
+    """Returns what a job says about the rounds of an attempt."""
     schedule = job.schedule
-    return RoundRules(
+    clusters = RoundRules(
         job.clusters,
         schedule.min_clusters,
         schedule.round_deadline_seconds if job.has_deadline else None,
         may_leave_out=job.may_leave_out_clusters,
         ends_early=schedule.late_clusters == "end_early",
     )
+    return AttemptRules(
+        clusters,
+        job.training.replicate_every,
+        job.training.evaluate_every,
+        is_masked=job.averaging.secure,
+        is_private=job.privacy.is_on,
+        edge_server=edge_server.host_id,
+        edge_process=edge_server.incarnation,
+        is_retry=attempt > 0,
+    )
 
 
-def _check_rows(
-    prepared: Sequence[control_unit_pb2.RoundPrepared], late: Collection[int], total_samples: int
-) -> None:
-    """Refuses a masked round with more rows than it has room for, before anything is revealed; raises `WrongStateError`."""
-    rows = {i: one.state.num_samples for i, one in enumerate(prepared) if i not in late}
-    if sum(rows.values()) > total_samples:
-        most = max(rows, key=rows.__getitem__)
-        error = WrongStateError(
-            f"the clusters have trained on {sum(rows.values())} rows, cluster {most} alone on {rows[most]}, but the limit of this round "
-            f"is {total_samples}, twice the rows of all clusters before it: run the round again"
-        )
-        error.cluster_index = most
-        raise error
+def _name(commit: plan_pb2.Commit) -> tuple[int, int]:
+    return commit.attempt, commit.num_rounds
+
+
+def _candidate(commit: plan_pb2.Commit) -> tuple[int, int] | None:
+    return _name(commit.candidate) if commit.HasField("candidate") else None
+
+
+def _committed(commit: plan_pb2.Commit) -> life.Committed:
+    return life.Committed(_name(commit), _candidate(commit))
+
+
+def _commits(last: plan_pb2.Commit) -> Commits:
+    return Commits(
+        _name(last),
+        last.restore_point.num_rounds,
+        _candidate(last),
+        last.anew_since,
+        frozenset(commit.num_rounds for commit in (last, *last.history)),
+    )
+
+
+def _of_clusters(
+    results: Mapping[int, ClusterResult], kept: Kept | None
+) -> dict[int, ClusterResult]:
+    return {index: results[index] for index in kept.processes} if kept else {}
 
 
 def _export_phases(

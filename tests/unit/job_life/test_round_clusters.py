@@ -8,7 +8,8 @@ import pytest
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.job_life.round_clusters import begin, end, fail, look, train
-from collapipe.scheduler.round_runner import round_rules
+from collapipe.scheduler.round_runner import attempt_rules
+from collapipe.v1.scheduler_pb2 import Host
 
 
 def job(**schedule: Any) -> JobConfig:
@@ -30,7 +31,7 @@ class Round:
         may_fail: bool = False,
         **schedule: Any,
     ) -> None:
-        rules = round_rules(job(**schedule))
+        rules = attempt_rules(job(**schedule), Host(), attempt=0).clusters
         self.clusters = begin(rules, recorded, failed=failed, may_fail=may_fail)
         self.now = 100.0
 

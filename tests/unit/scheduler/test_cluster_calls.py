@@ -25,6 +25,7 @@ from collapipe.errors import (
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler import cluster_calls, host_calls
 from collapipe.scheduler.cluster_calls import ClusterCalls
+from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_preparation import PreparedJob
@@ -59,21 +60,6 @@ def test_first_failure_is_raised_although_others_have_succeeded_before() -> None
 
     with pytest.raises(AttemptFailedError, match="call 2 failed"):
         HostCalls(5.0, looked.set).in_parallel(work, [0, 2])
-
-
-def test_other_calls_end_first_if_a_failure_does_not_end_all() -> None:
-    has_failed, ended = threading.Event(), []
-
-    def work(item: int) -> None:
-        if item:
-            has_failed.set()
-            raise AttemptFailedError("call 1 failed")
-        assert has_failed.wait(LIMIT_SECONDS)
-        ended.append(item)
-
-    with pytest.raises(AttemptFailedError, match="call 1 failed"):
-        HostCalls(5.0).in_parallel(work, [0, 1], ends_all=lambda error: False)
-    assert ended == [0]
 
 
 LIMIT = 90.0
@@ -214,7 +200,8 @@ def run(unit: ControlUnit, progress: JobProgress, channels: ChannelPool) -> Run:
     prepared = PreparedJob(
         plan_pb2.ModelSpec(), SIZES, job_pb2.BlobSource(), plan_pb2.Commit(), [20], [4]
     )
-    calls = ClusterCalls(progress, planner, channels, HostCalls(60.0), None, prepared)
+    evaluations = Evaluations("classification", 1)
+    calls = ClusterCalls(progress, planner, channels, HostCalls(60.0), evaluations, prepared)
 
     def run_round(*told: Told, local_steps: int = 1) -> control_unit_pb2.RoundPrepared:
         unit.told = told

@@ -1,0 +1,249 @@
+"""Decides how the commits of a job follow each other: each function takes the last commit, and returns another one."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
+from collapipe.v1 import plan_pb2
+
+
+class Head(Protocol):
+    """The numbers of a commit.
+
+    Args:
+        num_rounds_restorable: Rounds of its restore point.
+    """
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def num_rounds(self) -> int: ...
+
+    @property
+    def num_rounds_restorable(self) -> int: ...
+
+
+def initial_commit(
+    job_id: str, units: Sequence[plan_pb2.UnitState], num_clusters: int
+) -> plan_pb2.Commit:
+    """Returns the commit before the first round. It is its own restore point."""
+    clusters = [
+        plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(num_clusters)
+    ]
+    initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
+    initial.restore_point.CopyFrom(without_other_commits(initial))
+    return initial
+
+
+def check_is_next(last: Head, attempt: plan_pb2.Attempt) -> None:
+    """Refuses an attempt whose round is not the next one.
+
+    The first round of a new run of the job follows the last commit or the restore point.
+
+    Raises:
+        WrongStateError: Another round is the next one.
+    """
+    rounds = {last.num_rounds}
+    if attempt.attempt > last.attempt:
+        rounds.add(last.num_rounds_restorable)
+    if attempt.attempt < last.attempt or attempt.round_index not in rounds:
+        raise WrongStateError(
+            f"round {attempt.round_index}, attempt {attempt.attempt} cannot be committed: "
+            f"{last.num_rounds} rounds are committed, the last by attempt {last.attempt}, so the "
+            f"next is round {' or '.join(map(str, sorted(rounds)))}"
+        )
+
+
+def is_repeated(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> bool:
+    """Returns whether an attempt has made the last commit."""
+    return (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt)
+
+
+def with_candidate_restorable(
+    last: plan_pb2.Commit, keep_commits: int, *, keep_furthest: bool
+) -> plan_pb2.Commit:
+    """Returns the last commit with its candidate as restore point. The other arguments are those of `following`."""
+    commit = plan_pb2.Commit()
+    commit.CopyFrom(last)
+    commit.restore_point.CopyFrom(last.candidate)
+    commit.ClearField("candidate")
+    _set_history(commit, list(last.history), keep_commits, keep_furthest=keep_furthest)
+    return commit
+
+
+def began_with(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> plan_pb2.Commit:
+    """Returns the commit with which an attempt at a round began: the last one, or its restore point."""
+    return last if attempt.round_index == last.num_rounds else last.restore_point
+
+
+def present_clusters(
+    last: plan_pb2.Commit,
+    attempt: plan_pb2.Attempt,
+    clusters: Sequence[plan_pb2.ClusterState],
+    late_clusters: Sequence[int],
+) -> list[plan_pb2.ClusterState]:
+    """Returns the states of the clusters that are not late.
+
+    Raises:
+        InvalidInputError: The state of a cluster or of a unit is missing, or all clusters are late.
+    """
+    indices = [cluster.cluster_index for cluster in clusters]
+    if indices != list(range(len(last.clusters))):
+        raise InvalidInputError(
+            f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
+            f"{list(range(len(last.clusters)))}, in this order"
+        )
+    expected = list(range(len(last.global_units)))
+    for cluster in clusters:
+        found = [unit.unit_index for unit in cluster.units]
+        if found != expected:
+            raise InvalidInputError(
+                f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
+                "the same version everywhere"
+            )
+    present = [cluster for cluster in clusters if cluster.cluster_index not in late_clusters]
+    if not present:
+        raise InvalidInputError(
+            f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
+            "run the same version everywhere"
+        )
+    return present
+
+
+def following(
+    last: plan_pb2.Commit,
+    attempt: plan_pb2.Attempt,
+    clusters: Sequence[plan_pb2.ClusterState],
+    global_units: Sequence[plan_pb2.UnitState],
+    late_clusters: Sequence[int],
+    *,
+    candidate_copied: bool,
+    keep_commits: int,
+    keep_furthest: bool,
+) -> plan_pb2.Commit:
+    """Returns the commit that follows the last one. All clusters have the new weights.
+
+    Args:
+        clusters: The state of each cluster, in cluster order.
+        global_units: The averaged weights.
+        candidate_copied: Whether the candidate becomes the restore point.
+        keep_commits: Number of the last commits that are kept, the new one included.
+        keep_furthest: Whether the commit with the most rounds is kept while earlier rounds are repeated.
+    """
+    commit = plan_pb2.Commit(
+        job_id=last.job_id,
+        num_rounds=attempt.round_index + 1,
+        global_units=global_units,
+        attempt=attempt.attempt,
+        anew_since=last.anew_since,
+        late_clusters=late_clusters,
+    )
+    for cluster in clusters:
+        state = commit.clusters.add()
+        state.CopyFrom(cluster)
+        for unit, averaged in zip(state.units, global_units, strict=True):
+            unit.weights_digest = averaged.weights_digest
+            unit.frozen_digest = averaged.frozen_digest
+    commit.restore_point.CopyFrom(last.restore_point)
+    # The optimizer states of an earlier run's candidate may be lost.
+    if attempt.attempt == last.attempt and last.HasField("candidate"):
+        kept = commit.restore_point if candidate_copied else commit.candidate
+        kept.CopyFrom(last.candidate)
+    earlier = _kept_commits(last).values()
+    _set_history(commit, earlier, keep_commits, keep_furthest=keep_furthest)
+    return commit
+
+
+def going_to(last: plan_pb2.Commit, num_rounds: int, attempt: int) -> plan_pb2.Commit:
+    """Returns the commit after going to a kept one; the last one itself if that changes nothing.
+
+    The restore point keeps its optimizer states. Any other commit has none. An earlier one than the last becomes the restore
+    point; a later one, which was being repeated, keeps the present restore point.
+
+    Args:
+        num_rounds: Committed rounds of the kept commit.
+        attempt: An attempt number that is newer than that of the last commit.
+
+    Raises:
+        NotFoundError: That commit is not kept.
+        WrongStateError: The attempt is not newer.
+    """
+    if num_rounds == last.num_rounds == last.restore_point.num_rounds:
+        return last
+    if attempt <= last.attempt:
+        raise WrongStateError(
+            f"attempt {attempt} of job {last.job_id} cannot go back to an earlier commit, because the last commit is of "
+            f"attempt {last.attempt}: ask again"
+        )
+    kept = _kept_commits(last)
+    if num_rounds not in kept:
+        raise NotFoundError(
+            f"job {last.job_id} cannot go back to {num_rounds} committed rounds: the edge server keeps the weights "
+            f"after {', '.join(map(str, sorted(kept)))} rounds (training.keep_commits and the restore point), so "
+            "choose one of these numbers"
+        )
+    commit = plan_pb2.Commit()
+    if num_rounds == last.restore_point.num_rounds:
+        commit.CopyFrom(last.restore_point)
+        commit.restore_point.CopyFrom(last.restore_point)
+        commit.attempt = attempt
+    else:
+        commit.CopyFrom(_for_history(kept[num_rounds]))
+        for cluster in commit.clusters:
+            cluster.units.extend(commit.global_units)
+        commit.attempt = attempt
+        if num_rounds > last.num_rounds:
+            commit.restore_point.CopyFrom(last.restore_point)
+        else:
+            commit.anew_since = attempt
+            # protobuf ends the process if a message is copied into its own field.
+            commit.restore_point.CopyFrom(without_other_commits(commit))
+    commit.history.extend(one for one in last.history if one.num_rounds < num_rounds)
+    return commit
+
+
+def without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:
+    """Returns a commit without its restore point, its candidate and its history."""
+    copied = plan_pb2.Commit()
+    copied.CopyFrom(commit)
+    for field in ("restore_point", "candidate", "history"):
+        copied.ClearField(field)
+    return copied
+
+
+def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
+    """Returns the part of a commit that stays when its optimizer states are gone."""
+    copied = without_other_commits(commit)
+    for cluster in copied.clusters:
+        cluster.ClearField("units")
+    return copied
+
+
+def _set_history(
+    commit: plan_pb2.Commit,
+    earlier: Iterable[plan_pb2.Commit],
+    keep_commits: int,
+    *,
+    keep_furthest: bool,
+) -> None:
+    """Chooses the other commits that a commit keeps, newest first."""
+    others = {one.num_rounds: one for one in earlier}
+    before = {number: one for number, one in others.items() if number < commit.num_rounds}
+    furthest = max(others, default=0)
+    later = keep_furthest and furthest > commit.num_rounds
+    kept = [_for_history(others[furthest])] if later else []
+    kept += [
+        _for_history(before[num_rounds])
+        for position, num_rounds in enumerate(sorted(before, reverse=True), 1)
+        if position < keep_commits
+        # A cluster that lost a host repeats the rounds since the restore point, maybe without the other clusters.
+        or (len(commit.clusters) > 1 and num_rounds > commit.restore_point.num_rounds)
+    ]
+    del commit.history[:]
+    commit.history.extend(kept)
+
+
+def _kept_commits(last: plan_pb2.Commit) -> dict[int, plan_pb2.Commit]:
+    """Returns the commits to which a person can go back, by their numbers of rounds."""
+    return {kept.num_rounds: kept for kept in (last, *last.history, last.restore_point)}

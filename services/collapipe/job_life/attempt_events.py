@@ -1,0 +1,281 @@
+"""What is observed in the rounds of an attempt, and what is done in them: the vocabulary of `attempt.step`. A cluster is named by its
+index in the job."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from collapipe.job_life.tries import Failure
+
+# What is observed.
+
+
+@dataclass(frozen=True)
+class RoundWanted:
+    """A round shall begin: one that trains, or one that only evaluates the last commit and commits nothing new."""
+
+    trains: bool
+    decides_anew: bool
+
+
+@dataclass(frozen=True)
+class CaughtUp:
+    """The clusters that kept nothing have repeated their rounds.
+
+    Args:
+        differing: Those of them that have other optimizer states than before.
+    """
+
+    differing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The round has a plan.
+
+    Args:
+        processes: The processes of the hosts of each cluster, by host id.
+        is_decided: Whether the clusters of the round are known already, because it was committed or may be revealed.
+        late: The late clusters of a decided round.
+        failed: Those of them that have failed.
+        is_revealed: Whether an earlier attempt may have revealed its masks.
+        total_samples: The rows for which a masked round has room; 0 without masks.
+    """
+
+    processes: Mapping[int, Mapping[str, str]]
+    is_decided: bool = False
+    late: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()
+    is_revealed: bool = False
+    total_samples: int = 0
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The clusters have agreed on masks."""
+
+
+@dataclass(frozen=True)
+class TrainingBegan:
+    """A cluster has begun to train."""
+
+    cluster: int
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A cluster has copied the optimizer states of the candidate."""
+
+    cluster: int
+
+
+@dataclass(frozen=True)
+class ClusterEnded:
+    """A cluster has ended its round.
+
+    Args:
+        num_samples: The rows that it has trained on.
+    """
+
+    cluster: int
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class ClusterFailed:
+    """A cluster has failed, or its call was ended."""
+
+    cluster: int
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """A moment has passed."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The edge server has committed.
+
+    Args:
+        commit: The attempt and the number of rounds of the commit.
+    """
+
+    commit: tuple[int, int]
+    candidate: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What the phase is about has failed.
+
+    Args:
+        cluster: The cluster because of which it failed, if it is one.
+    """
+
+    failure: Failure
+    cluster: int | None = None
+
+
+Event = (
+    RoundWanted
+    | CaughtUp
+    | Planned
+    | Masked
+    | TrainingBegan
+    | Copied
+    | ClusterEnded
+    | ClusterFailed
+    | Ticked
+    | Committed
+    | Failed
+)
+
+
+# What is to be done.
+
+
+class Because(Enum):
+    """Why a round fails, or goes on without a cluster."""
+
+    AS_TOLD = "the error of the phase says why"
+    CLUSTER_FAILED = "a cluster failed"
+    NOT_COMMITTED = "the result of a cluster cannot be committed"
+    TOO_MANY_ROWS = "a masked round has no room for the rows of a cluster"
+    DIFFERS = "a cluster has other optimizer states than before"
+    NEEDS_NEW_MASKS = "a cluster is left out, and the others need masks without it"
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """Repeat the committed rounds since the restore point with these clusters. Answer: `CaughtUp`, or `ClusterFailed` and `Failed`."""
+
+    clusters: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan and record the round. Answer: `Planned` or `Failed`.
+
+    Args:
+        kept: The clusters that have kept their results, and so their plans.
+    """
+
+    kept: frozenset[int]
+    decides_anew: bool
+
+
+@dataclass(frozen=True)
+class AgreeOnMasks:
+    """Let these clusters agree on masks. Answer: `Masked` or `Failed`."""
+
+    clusters: frozenset[int]
+
+
+@dataclass(frozen=True)
+class SpendPrivacy:
+    """Count in the privacy account what the round may reveal, before anything is sent."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Let these clusters run the round. Answers: `TrainingBegan`, `Copied`, `ClusterEnded`, `ClusterFailed`, and `Ticked` meanwhile."""
+
+    clusters: frozenset[int]
+
+
+@dataclass(frozen=True)
+class EndTraining:
+    """Ask clusters to train no further mini-batches."""
+
+    clusters: frozenset[int]
+
+
+@dataclass(frozen=True)
+class EndCalls:
+    """End the calls of clusters."""
+
+    clusters: frozenset[int]
+
+
+@dataclass(frozen=True)
+class EndAll:
+    """End the calls of all clusters, also those that begin later in this attempt."""
+
+
+@dataclass(frozen=True)
+class CountNothing:
+    """Let the evaluation go on without a cluster."""
+
+    cluster: int
+
+
+@dataclass(frozen=True)
+class LeaveOut:
+    """Tell that the round goes on without a cluster.
+
+    Args:
+        again: The index of the round in which it is tried again.
+    """
+
+    cluster: int
+    again: int
+    because: Because
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Store who takes part, and commit. Answer: `Committed` or `Failed`.
+
+    Args:
+        late: The clusters whose results do not count.
+        failed: Those of them that begin their next round with new optimizer states.
+        is_candidate: Whether the optimizer states of the commit are to be copied.
+        candidate_copied: Whether those of the candidate are copied.
+    """
+
+    late: frozenset[int]
+    failed: frozenset[int]
+    is_candidate: bool
+    candidate_copied: bool
+
+
+@dataclass(frozen=True)
+class MoveRestorePoint:
+    """Commit the last round again, with the candidate as restore point. Answer: `Committed` or `Failed`."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The round is committed, or the evaluation is made."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """The round fails.
+
+    Args:
+        cluster: The cluster because of which it fails, if it is one.
+    """
+
+    because: Because
+    cluster: int | None = None
+
+
+Action = (
+    CatchUp
+    | Plan
+    | AgreeOnMasks
+    | SpendPrivacy
+    | Run
+    | EndTraining
+    | EndCalls
+    | EndAll
+    | CountNothing
+    | LeaveOut
+    | Commit
+    | MoveRestorePoint
+    | Done
+    | Fail
+)

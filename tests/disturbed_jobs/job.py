@@ -1,0 +1,815 @@
+"""One imitated job: the scheduler's part, with the real decisions, a store that loses power between any two writes, and the world."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from collapipe.edge_server import commits
+from collapipe.errors import WrongStateError
+from collapipe.job_life import attempt_events as life
+from collapipe.job_life import job_devices
+from collapipe.job_life.attempt import (
+    TRANSITIONS,
+    AttemptRules,
+    AttemptState,
+    Phase,
+    begin_attempt,
+    step,
+)
+from collapipe.job_life.commits import Commits, Kept, can_catch_up, usable, where_to_begin
+from collapipe.job_life.failing_clusters import LONGEST_PAUSE, FailingClusters
+from collapipe.job_life.job_devices import Device, LeftOut, Why
+from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
+from collapipe.job_life.round_clusters import RoundRules
+from collapipe.job_life.tries import Again, Failure, GivesUp, Kind, Tries
+from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit
+
+from .world import EDGE_SERVER, JOB_ID, Outcome, World, digests, mix, promise, state_of, unit_of
+
+NUM_ROUNDS = 9
+_LONGEST_WAIT = 15.0
+_ALLOWED_SECONDS = 400.0
+"""What a round, the rounds that are repeated before it, and the waits around it take at most."""
+_MOST_ATTEMPTS = 300
+_ROWS = 10
+
+
+class PowerLostError(Exception):
+    """The scheduler ends between two writes."""
+
+
+class RoundFailedError(Exception):
+    """A round has failed."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is stored about a round, before its attempt begins and before its commit."""
+
+    attempt: int
+    micro_batches: tuple[int, ...]
+    late: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()
+    ended_early: frozenset[int] = frozenset()
+    total_samples: int = 0
+    is_revealed: bool = False
+    is_measured: bool = False
+
+
+@dataclass
+class Store:
+    """What survives a loss of power.
+
+    Args:
+        loses_power: How often power is lost around a write.
+        is_full: How often there is no room for a write.
+        results: How often the energy of each round was counted.
+        spent: The attempts at rounds that count in the privacy account.
+    """
+
+    loses_power: float
+    is_full: float
+    attempt: int = 0
+    num_reached: int = 0
+    num_committed: int = 0
+    copied_candidate: tuple[int, int] | None = None
+    rounds: dict[int, Record] = field(default_factory=dict)
+    results: dict[int, int] = field(default_factory=dict)
+    spent: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class JobRules:
+    """The settings of the imitated job."""
+
+    rounds: AttemptRules
+    retry_seconds: float
+    max_private_rounds: int
+
+    def is_private_enough(self, num_spent: int, num_rounds: int) -> bool:
+        return num_spent + num_rounds <= self.max_private_rounds
+
+
+def draw_rules(world: World) -> JobRules:
+    """Draws the settings of a job."""
+    chance = world.random.choice
+    number = world.num_clusters
+    fewest = chance(range(1, number + 1))
+    leaves_out = chance((True, False)) and fewest < number
+    deadline = chance((None, 8.0))
+    is_masked = number > 1 and chance((False, False, True))
+    if is_masked:
+        fewest = max(fewest, number // 2 + 1)
+        leaves_out = leaves_out and fewest < number
+    is_private = chance((False, False, True))
+    return JobRules(
+        AttemptRules(
+            RoundRules(
+                number,
+                fewest,
+                deadline if fewest < number else None,
+                may_leave_out=leaves_out,
+                ends_early=not leaves_out,
+            ),
+            replicate_every=chance((1, 2, 4)),
+            evaluate_every=chance((0, 1, 3)),
+            is_masked=is_masked,
+            is_private=is_private,
+            edge_server=EDGE_SERVER,
+            edge_process="",
+            is_retry=False,
+        ),
+        retry_seconds=chance((0.0, 30.0, 300.0, 600.0)),
+        max_private_rounds=chance((8, 15)) if is_private else 10**6,
+    )
+
+
+class ImitatedJob:
+    """One job from its beginning to its end.
+
+    Args:
+        seed: Gives all that happens.
+        tells: Whether to note in `world.story` what happens, which takes as long as the job.
+    """
+
+    def __init__(self, seed: int, *, tells: bool = False) -> None:
+        self.world = World(seed, num_clusters=1 + seed % 3, tells=tells)
+        self.rules = draw_rules(self.world)
+        chance = self.world.random.choice
+        self.store = Store(chance((0.0, 0.0, 0.01, 0.05)), chance((0.0, 0.0, 0.0, 0.02)))
+        self._forget()
+        self.last_progress = 0.0
+        self.seen: set[tuple[Phase, type]] = set()
+
+    def _forget(self) -> None:
+        """Forgets what is in memory only."""
+        self.job = JobState(Tries(self.rules.retry_seconds))
+        self.failing = FailingClusters()
+        self.kept: Kept | None = None
+        self.results: dict[int, ClusterState] = {}
+        self.had_all = False
+        self.num_to_repeat = 0
+        """Committed rounds that the last attempt would have had to repeat before the next round."""
+
+    def run(self) -> GivesUp | None:
+        """Runs the job to its end, and returns why it gave up; `None` if it succeeded. Raises `BrokenPromiseError`."""
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                end = self._run_attempts()
+            except PowerLostError:
+                self.world.tell("the scheduler loses power")
+                self._forget()
+                self.store.attempt += 1
+                self.last_progress = self.world.now
+                continue
+            if end is None:
+                self._check_end()
+            return end
+        raise AssertionError("power was lost too often")
+
+    def write(self, change: Callable[[Store], object]) -> None:
+        """Changes the store. Power may be lost before it and after it, or there may be no room; then raises `RoundFailedError`."""
+        self._may_lose_power()
+        if self.world.happens(self.store.is_full):
+            self.world.tell("the disk is full")
+            raise RoundFailedError(Failure(Kind.PASSING))
+        change(self.store)
+        self._may_lose_power()
+
+    def _may_lose_power(self) -> None:
+        if self.world.happens(self.store.loses_power):
+            raise PowerLostError
+
+    def _check_end(self) -> None:
+        edge, store, rules = self.world.edge, self.store, self.rules
+        number = edge.commit.num_rounds
+        is_spent = not rules.is_private_enough(len(store.spent), self.num_to_repeat + 1)
+        promise(number == NUM_ROUNDS or is_spent, "the job ended too early")
+        promise(store.num_committed == number, "the store has another number of rounds")
+        lost = set(range(number)) - store.results.keys()
+        promise(not lost, f"the results of rounds {lost} are lost")
+
+    def _run_attempts(self) -> GivesUp | None:
+        has_failed = False
+        for _ in range(_MOST_ATTEMPTS):
+            try:
+                if has_failed:
+                    self.write(lambda store: setattr(store, "attempt", store.attempt + 1))
+                self._run_attempt(self._wait_for_hosts())
+                return None
+            except RoundFailedError as failed:
+                failure, has_failed = failed.failure, True
+            unreached = {}
+            if failure.kind is Kind.HOST_LOST and failure.host_id in self.world.hosts:
+                unreached = {failure.host_id: str(self.world.hosts[failure.host_id].process)}
+            self.job, after = attempt_failed(self.job, failure, unreached, self.world.now)
+            self.world.tell(f"attempt {self.store.attempt} failed: {failure} → {after}")
+            self._check_bounds()
+            promise(after.refused <= self.job.devices.no_plan, "a newcomer is refused twice")
+            if not isinstance(after.then, Again):
+                return after.then
+            promise(0 <= after.then.wait_seconds <= _LONGEST_WAIT, "it waits too long")
+            self.world.now += after.then.wait_seconds
+        raise AssertionError(f"it still runs after {_MOST_ATTEMPTS} attempts")
+
+    def _check_bounds(self) -> None:
+        """Checks that the state stays small, and that the job gets further or ends in its time."""
+        devices, hosts = self.job.devices, self.world.hosts.keys()
+        known = [devices.newcomers, devices.no_plan, devices.not_finite, devices.unreached.keys()]
+        for names in (*known, devices.restarting.num_restarts.keys()):
+            promise(set(names) <= hosts, "the state has devices that do not exist")
+        allowed = 2 * self.rules.retry_seconds + _ALLOWED_SECONDS
+        waited = self.world.now - self.last_progress
+        promise(waited <= allowed, "it neither got further nor ended")
+
+    # The devices that take part.
+
+    def _choose(self) -> list[Device]:
+        present = self.world.present()
+        devices, left_out = job_devices.choose(
+            self.job.devices, present, self.store.num_reached, needs_all=False
+        )
+        self.job = replace(self.job, devices=devices)
+        self._check_choice(present, left_out)
+        return [device for device in present if device.host_id not in left_out]
+
+    def _check_choice(self, present: list[Device], left_out: Mapping[str, LeftOut]) -> None:
+        devices = self.job.devices
+        possible = {d.cluster for d in present if d.host_id not in devices.no_plan}
+        taken = [d for d in present if d.host_id not in left_out]
+        promise({d.cluster for d in taken} == possible, "a cluster with devices got none")
+        doubtful = devices.not_finite | devices.restarting.left_out(self.store.num_reached).keys()
+        in_doubt = [d for d in taken if d.is_suspect or d.host_id in doubtful]
+        mixed = {d.cluster for d in taken if d not in in_doubt} & {d.cluster for d in in_doubt}
+        text = f"devices in doubt beside others in clusters {mixed}"
+        promise(devices.takes_suspects or not mixed, text)
+        for reason in left_out.values():
+            if reason.why is Why.RESTARTS:
+                most = self.store.num_reached + LONGEST_PAUSE
+                promise(self.store.num_reached < reason.until <= most, "a pause is wrong")
+
+    def _wait_for_hosts(self) -> list[Device]:
+        """Returns the devices that take part, once all clusters have some; raises `RoundFailedError` if they do not come."""
+        world, began = self.world, self.world.now
+        while True:
+            world.disturb_devices()
+            chosen = self._choose()
+            if {device.cluster for device in chosen} == set(range(world.num_clusters)):
+                return chosen
+            tries = self.job.tries
+            if tries.seconds_left(world.now) < 0 or world.now - began > tries.limit_seconds:
+                devices = replace(self.job.devices, newcomers=frozenset())
+                self.job = replace(self.job, devices=devices)
+                raise RoundFailedError(Failure(Kind.NO_PLAN, lacks_hosts=True))
+            world.now += 1.0
+
+    def _use(self, chosen: list[Device]) -> dict[int, dict[str, str]]:
+        """Takes note of the devices that take part, and returns their processes by cluster."""
+        devices = self.job.devices
+        if self.had_all:
+            devices = job_devices.join(devices, [device.host_id for device in chosen])
+        self.had_all = True
+        processes = {device.host_id: device.process for device in chosen}
+        devices, blamed = job_devices.forgive(devices, processes)
+        promise(not devices.unreached.keys() & processes.keys(), "a device is blamed for ever")
+        promise(set(blamed) <= processes.keys(), "another device is blamed")
+        by_cluster: dict[int, dict[str, str]] = {}
+        for device in chosen:
+            by_cluster.setdefault(device.cluster, {})[device.host_id] = device.process
+        ids = {cluster: list(of_cluster) for cluster, of_cluster in by_cluster.items()}
+        self.job = replace(self.job, devices=job_devices.use(devices, ids, processes))
+        return by_cluster
+
+    # Attempts.
+
+    def _run_attempt(self, chosen: list[Device]) -> None:
+        shell = AttemptShell(self, self._use(chosen))
+        try:
+            while not shell.is_trained:
+                reached = self.store.num_reached
+                shell.run(trains=True)
+                num_rounds = shell.state.num_rounds
+                self.last_progress = self.world.now
+                self.job = round_committed(
+                    self.job,
+                    num_rounds,
+                    self.world.edge.commit.restore_point.num_rounds,
+                    [host_id for of_cluster in shell.processes.values() for host_id in of_cluster],
+                    is_new=num_rounds > reached,
+                )
+                self.num_to_repeat = 0
+                self._begin_round(shell)
+            shell.run(trains=False)
+        finally:
+            self.failing, self.kept = shell.state.failing, shell.state.kept
+            self.results = {i: shell.results[i] for i in self.kept.processes} if self.kept else {}
+
+    def _begin_round(self, shell: "AttemptShell") -> None:
+        """Lets the devices that are there now take part in the next round."""
+        self.world.disturb_devices()
+        if str(self.world.edge.process) != shell.edge_process:
+            raise RoundFailedError(Failure(Kind.PASSING))
+        chosen = self._choose()
+        if {device.cluster for device in chosen} != set(range(self.world.num_clusters)):
+            raise RoundFailedError(Failure(Kind.HOST_LOST, unit_of(0)))
+        shell.processes = self._use(chosen)
+
+
+class AttemptShell:
+    """What the scheduler does in the rounds of one attempt.
+
+    Args:
+        processes: The devices of each cluster, with their processes.
+    """
+
+    def __init__(self, job: ImitatedJob, processes: dict[int, dict[str, str]]) -> None:
+        self.owner, self.world, self.store = job, job.world, job.store
+        self.processes = processes
+        self.edge_process = str(job.world.edge.process)
+        self.rules = replace(
+            job.rules.rounds, edge_process=self.edge_process, is_retry=job.store.attempt > 0
+        )
+        self.events: deque[life.Event] = deque()
+        self.error = Failure(Kind.BUG)
+        self.errors: dict[int, Failure] = {}
+        self.timeline: list[tuple[float, int, life.Event]] = []
+        self.running: set[int] = set()
+        self.ended_early: set[int] = set()
+        self._number = 0
+        self.differing: tuple[int, ...] = ()
+        self._recover_result(job.world.edge.commit)
+        last = self._with_copied_candidate(job.world.edge.commit)
+        if self.store.num_committed != last.num_rounds:
+            job.write(self._note_committed(last))
+        beginning = self._where_to_begin(last, job.kept)
+        job.num_to_repeat = beginning.num_rounds - last.restore_point.num_rounds
+        self.results = dict(job.results) if beginning.kept else {}
+        self._is_trained = beginning.is_trained
+        if beginning.num_rounds > last.num_rounds:
+            last = commits.going_to(last, beginning.num_rounds, self.store.attempt)
+            job.world.edge.commit = last
+            job.write(self._note_committed(last))
+        self.commit = Commit()
+        restores = not (beginning.kept or beginning.is_trained)
+        self.commit.CopyFrom(last.restore_point if restores else last)
+        self.commit.ClearField("candidate")
+        self.restore_point = last.restore_point
+        name = self.commit.attempt, self.commit.num_rounds
+        self.state: AttemptState = begin_attempt(self.rules, name, job.failing, beginning.kept)
+        self.world.tell(
+            f"attempt {self.store.attempt} goes on from round {self.commit.num_rounds}"
+            + (f" with the kept results of {sorted(self.results)}" if self.results else "")
+        )
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether no round follows."""
+        rules = self.owner.rules
+        return (
+            self._is_trained
+            or self.state.num_rounds >= NUM_ROUNDS
+            or not rules.is_private_enough(len(self.store.spent), 1)
+        )
+
+    def _note_committed(self, commit: Commit) -> Callable[[Store], object]:
+        def note(store: Store) -> None:
+            store.num_committed = commit.num_rounds
+            store.num_reached = max(store.num_reached, commit.num_rounds)
+
+        return note
+
+    def _recover_result(self, last: Commit) -> None:
+        index = last.num_rounds - 1
+        record = self.store.rounds.get(index)
+        if index < 0 or index in self.store.results or record is None:
+            return
+        if record.attempt == last.attempt and record.is_measured:
+            self._store_result(index, last)
+
+    def _store_result(self, index: int, commit: Commit) -> None:
+        def store_all(store: Store) -> None:
+            store.results[index] = store.results.get(index, 0) + 1
+            self._note_committed(commit)(store)
+
+        self.owner.write(store_all)
+
+    def _with_copied_candidate(self, last: Commit) -> Commit:
+        self.store.num_reached = max(self.store.num_reached, last.num_rounds)
+        name = last.candidate.attempt, last.candidate.num_rounds
+        if not last.HasField("candidate") or self.store.copied_candidate != name:
+            return last
+        attempt = Attempt(round_index=last.num_rounds - 1, attempt=last.attempt)
+        return self._commit(attempt, [], (), is_candidate=False, candidate_copied=True)
+
+    def _where_to_begin(self, last: Commit, kept: Kept | None) -> Any:
+        candidate = (last.candidate.attempt, last.candidate.num_rounds)
+        facts = Commits(
+            (last.attempt, last.num_rounds),
+            last.restore_point.num_rounds,
+            candidate if last.HasField("candidate") else None,
+            last.anew_since,
+            frozenset(commit.num_rounds for commit in (last, *last.history)),
+        )
+        left = max(self.owner.rules.max_private_rounds - len(self.store.spent), 0)
+        if kept is not None:
+            present = {id: p for of in self.processes.values() for id, p in of.items()}
+            kept = usable(kept, facts.last, self.edge_process, present)
+        if kept is not None:
+            found = [self.store.rounds.get(i) for i in range(facts.restorable, facts.num_rounds)]
+            recorded = [one.attempt if one else None for one in found]
+            may = can_catch_up(facts, self.rules.replicate_every, recorded, left)
+            kept = kept if may else None
+        return where_to_begin(facts, kept, NUM_ROUNDS, left)
+
+    # One round.
+
+    def run(self, *, trains: bool) -> None:
+        """Runs a round; raises `RoundFailedError`."""
+        self.errors, self.timeline, self.ended_early = {}, [], set()
+        anew = self.owner.job.decides_anew(lacks_devices=self.world.happens(0.3))
+        self.events.append(life.RoundWanted(trains, anew))
+        is_done = False
+        while not is_done:
+            event = self._next_event()
+            phase = self.state.phase
+            self.state, actions = step(self.state, event, self.world.now)
+            self.owner.seen.add((phase, type(event)))
+            text = f"{type(event).__name__} leads from {phase.name} to {self.state.phase.name}"
+            promise(self.state.phase in TRANSITIONS[phase, type(event)].to, text)
+            if self.world.tells and not isinstance(event, life.Ticked):
+                self.world.tell(f"  {event} → {', '.join(map(str, actions))}")
+            for action in actions:
+                is_done = isinstance(action, life.Done)
+                if not is_done:
+                    self._do(action)
+        promise(not self.running, "a cluster still runs after its round")
+        if trains:
+            self._learn()
+
+    def _next_event(self) -> life.Event:
+        if self.events:
+            return self.events.popleft()
+        self._store_copied()
+        at = self.timeline[0][0]
+        if at > self.world.now + 1.0:
+            self.world.now += 1.0
+            return life.Ticked()
+        self.world.now = max(self.world.now, at)
+        _, _, event = heapq.heappop(self.timeline)
+        return self._observed(event) or self._next_event()
+
+    def _observed(self, event: life.Event) -> life.Event | None:
+        """Lets what happens in a cluster change the world. Returns the event, or `None` if its call was ended before."""
+        if not isinstance(event, (life.ClusterEnded, life.ClusterFailed)):
+            cluster = event.cluster  # type: ignore[union-attr]
+            if isinstance(event, life.Copied):
+                moments = digests(self.commit.candidate.clusters[cluster])[1]
+                if not self.world.has_moments(cluster, moments):
+                    return None
+                if moments is not None:
+                    self.world.units[cluster].on_disk.add(moments)
+            return event if cluster in self.running else None
+        cluster = event.cluster
+        if cluster not in self.running:
+            return None
+        self.running.discard(cluster)
+        if isinstance(event, life.ClusterFailed):
+            self.errors[cluster] = event.failure
+            return event
+        if self.state.trains:
+            state = self._trained(cluster)
+            key = (self.store.attempt, self.commit.num_rounds)
+            is_spent = not self.rules.is_private or key in self.store.spent
+            promise(is_spent, "an update is sent that the privacy account does not have")
+            self.world.edge.pushed[cluster] = (key[1], key[0], digests(state)[0])
+            self.results[cluster] = state
+            return life.ClusterEnded(cluster, state.num_samples)
+        return life.ClusterEnded(cluster, 0)
+
+    def _trained(self, cluster: int) -> ClusterState:
+        index = self.commit.num_rounds
+        steps = 1 if cluster in self.ended_early else 2
+        if cluster in self.record.ended_early:
+            steps = 1
+        state = self._compute(cluster, self.commit.clusters[cluster], index, steps)
+        if self.rules.is_masked and self.world.happens(0.02):
+            state.num_samples *= 100
+        return state
+
+    def _compute(self, cluster: int, base: ClusterState, index: int, steps: int) -> ClusterState:
+        """Returns the state of a cluster after it has trained a round. It has to depend on all that the round depends on."""
+        weights, moments = digests(base)
+        unit = self.world.units[cluster]
+        micro_batches = self.store.rounds[index].micro_batches[cluster]
+        new = mix(weights, moments or 0, index, cluster, steps, micro_batches)
+        if self.world.happens(unit.differs):
+            new = mix(new, self.world.random.randrange(1000))
+            self.world.tell(f"cluster {cluster} computes differently")
+            self.world.edge.not_repeatable.add(index + 1)
+        unit.in_memory[new] = self.processes[cluster]
+        while len(unit.in_memory) > 4:
+            del unit.in_memory[next(iter(unit.in_memory))]
+        state = state_of(cluster, mix(new, 1), new, _ROWS)
+        state.step_index = steps
+        return state
+
+    def _do(self, action: life.Action) -> None:
+        match action:
+            case life.CatchUp():
+                self._catch_up(action.clusters)
+            case life.Plan():
+                self._plan(action)
+            case life.AgreeOnMasks():
+                self._agree_on_masks(action.clusters)
+            case life.SpendPrivacy():
+                key = (self.store.attempt, self.commit.num_rounds)
+                self.owner.write(lambda store: store.spent.append(key))
+            case life.LeaveOut():
+                # A repeated round may go on without a cluster that fails again and again. Its record says so.
+                self.world.edge.expect_others(self.commit.num_rounds + 1)
+            case life.Run():
+                for cluster in sorted(action.clusters):
+                    self._begin(cluster)
+            case life.EndTraining():
+                for cluster in sorted(action.clusters - self.ended_early):
+                    self.ended_early.add(cluster)
+                    self._at(0.5, life.ClusterEnded(cluster, _ROWS))
+            case life.EndCalls():
+                self._end_calls(action.clusters)
+            case life.EndAll():
+                self._end_calls(self.running)
+            case life.Commit():
+                self._commit_clusters(action)
+            case life.MoveRestorePoint():
+                attempt = Attempt(
+                    round_index=self.commit.num_rounds - 1, attempt=self.store.attempt
+                )
+                if (attempt.round_index + 1, attempt.attempt) == (
+                    self.world.edge.commit.num_rounds,
+                    self.world.edge.commit.attempt,
+                ):
+                    commit = self._commit(
+                        attempt, [], (), is_candidate=False, candidate_copied=True
+                    )
+                    self.events.append(_committed(commit))
+                else:
+                    self.events.append(life.Failed(Failure(Kind.PASSING)))
+            case life.Fail():
+                promise(not self.running, "a round fails while clusters run")
+                self.timeline.clear()
+                raise RoundFailedError(self._why(action))
+
+    def _why(self, fail: life.Fail) -> Failure:
+        match fail.because:
+            case life.Because.CLUSTER_FAILED:
+                return self.errors[fail.cluster or 0]
+            case life.Because.AS_TOLD:
+                return self.error
+        return Failure(Kind.PASSING)
+
+    def _fail(self, failure: Failure, cluster: int | None = None) -> None:
+        self.error = failure
+        self.events.append(life.Failed(failure, cluster))
+
+    def _at(self, seconds: float, event: life.Event) -> None:
+        self._number += 1
+        heapq.heappush(self.timeline, (self.world.now + seconds, self._number, event))
+
+    def _end_calls(self, clusters: Collection[int]) -> None:
+        for cluster in sorted(clusters):
+            seconds = self.world.random.uniform(0.1, 1.0)
+            self._at(seconds, life.ClusterFailed(cluster, Failure(Kind.CANCELLED)))
+
+    def _begin(self, cluster: int) -> None:
+        """Begins the part of a cluster, and decides what will come of it."""
+        promise(cluster not in self.running, f"cluster {cluster} has two attempts running")
+        promise(cluster not in self.results, f"cluster {cluster} runs although its result is kept")
+        self.running.add(cluster)
+        self._forget_copies(cluster)
+        _, moments = digests(self.commit.clusters[cluster])
+        if self.state.trains and not self.world.has_moments(cluster, moments):
+            is_restored = self.state.num_rounds == self.restore_point.num_rounds
+            promise(not is_restored, "the optimizer states of the restore point exist nowhere")
+            promise(self.state.kept is None, f"cluster {cluster} has not caught up")
+            self._at(0.1, life.ClusterFailed(cluster, Failure(Kind.PASSING)))
+            return
+        outcome = self._outcome(cluster)
+        self._at(0.2, life.TrainingBegan(cluster))
+        if outcome.copied_at is not None:
+            self._at(outcome.copied_at, life.Copied(cluster))
+        if outcome.failure is not None:
+            self._at(outcome.at, life.ClusterFailed(cluster, outcome.failure))
+        else:
+            self._at(outcome.at, life.ClusterEnded(cluster, _ROWS))
+
+    def _outcome(self, cluster: int) -> Outcome:
+        draw, unit = self.world.random, self.world.units[cluster]
+        at = draw.uniform(1.0, 5.0) * (8.0 if self.world.happens(unit.slow) else 1.0)
+        failure = self.world.failure_of(cluster, self.processes[cluster])
+        copied_at = None
+        if self.state.candidate is not None and not self.world.happens(0.1):
+            copied_at = draw.uniform(0.3, 6.0)
+            waits = not self.state.trains or self.state.makes_candidate
+            if waits and failure is None:
+                at = max(at, copied_at + 0.1)
+        return Outcome(at, failure, copied_at)
+
+    def _forget_copies(self, cluster: int) -> None:
+        """Lets a control unit keep only the copies that it is told of."""
+        kept = [self.restore_point.clusters[cluster]]
+        if self.commit.HasField("candidate"):
+            kept.append(self.commit.candidate.clusters[cluster])
+        wanted = {moments for _, moments in map(digests, kept) if moments is not None}
+        self.world.units[cluster].on_disk &= wanted
+
+    def _store_copied(self) -> None:
+        state = self.state
+        if state.is_copied and state.candidate != self.store.copied_candidate:
+            candidate = state.candidate
+            with suppress(RoundFailedError):  # The next change of the job stores it, too.
+                self.owner.write(lambda store: setattr(store, "copied_candidate", candidate))
+
+    def _catch_up(self, clusters: Collection[int]) -> None:
+        restore, last = self.restore_point, self.commit
+        states = {i: restore.clusters[i] for i in sorted(clusters)}
+        kept = {commit.num_rounds: commit for commit in (*last.history, last)}
+        for number in range(restore.num_rounds + 1, last.num_rounds + 1):
+            record = self.store.rounds[number - 1]
+            for cluster in sorted(states):
+                if cluster not in record.late:
+                    _, moments = digests(states[cluster])
+                    has = self.world.has_moments(cluster, moments)
+                    promise(has, f"cluster {cluster} cannot catch up: its states exist nowhere")
+                    self.world.now += 0.5
+                    failure = self.world.failure_of(cluster, self.processes[cluster])
+                    if failure is not None:
+                        self.events.append(life.ClusterFailed(cluster, failure))
+                        self._fail(failure)
+                        return
+                    steps = 1 if cluster in record.ended_early else 2
+                    states[cluster] = self._compute(cluster, states[cluster], number - 1, steps)
+                weights = int(kept[number].global_units[0].weights_digest)
+                _, moments = digests(states[cluster])
+                is_new = cluster in record.failed
+                states[cluster] = state_of(cluster, weights, None if is_new else moments)
+        differing = [
+            i for i, state in states.items() if digests(state)[1] != digests(last.clusters[i])[1]
+        ]
+        self.differing = tuple(differing)
+        self.events.append(life.CaughtUp(self.differing))
+
+    def _plan(self, action: life.Plan) -> None:
+        """Plans and records a round, as `RoundPlanning.decide` does."""
+        promise(not self.differing, "a cluster goes on with other optimizer states than before")
+        index, store, world = self.commit.num_rounds, self.store, self.world
+        self.results = {i: self.results[i] for i in sorted(action.kept)}
+        world.now += 0.1
+        if world.happens(0.01):
+            kind = world.random.choice((Kind.NO_PLAN, Kind.INVALID, Kind.LASTING))
+            self._fail(Failure(kind, lacks_hosts=world.happens(0.5)))
+            return
+        earlier = store.rounds.get(index)
+        if earlier is not None and earlier.attempt < self.commit.anew_since:
+            earlier = None
+        is_repeated = index < store.num_reached
+        drawn = [world.random.randrange(1, 9) for _ in range(world.num_clusters)]
+        micro_batches = earlier.micro_batches if earlier else tuple(drawn)
+        if earlier is not None and world.happens(0.02):
+            if not action.decides_anew:
+                self._fail(Failure(Kind.NO_PLAN, lacks_hosts=True))
+                return
+            # Clusters that have kept their results keep the plans by which they ran.
+            micro_batches = tuple(
+                old if cluster in action.kept else new
+                for cluster, (old, new) in enumerate(zip(micro_batches, drawn, strict=True))
+            )
+            world.tell(f"  round {index + 1} is decided anew")
+            world.edge.expect_others(index + 1)
+        repeated = earlier if is_repeated or (earlier and earlier.is_revealed) else None
+        record = Record(self.store.attempt, micro_batches)
+        if repeated is not None:
+            record = replace(repeated, attempt=store.attempt, micro_batches=micro_batches)
+            record = replace(record, is_measured=False)
+        is_masked = self.rules.is_masked and self.state.trains
+        total = 2 * _ROWS * world.num_clusters if is_masked else 0
+        record = replace(record, total_samples=total)
+        self.record = record
+        self.owner.write(lambda store: store.rounds.__setitem__(index, record))
+        processes = dict(self.processes)
+        for cluster in action.kept:
+            assert self.state.kept is not None
+            processes[cluster] = dict(self.state.kept.processes[cluster])
+        self.events.append(
+            life.Planned(
+                processes,
+                is_decided=is_repeated or record.is_revealed,
+                late=record.late,
+                failed=record.failed,
+                is_revealed=record.is_revealed,
+                total_samples=total,
+            )
+        )
+
+    def _agree_on_masks(self, clusters: Collection[int]) -> None:
+        for cluster in sorted(clusters):
+            if self.world.happens(self.world.units[cluster].fails / 4):
+                self._fail(Failure(Kind.HOST_LOST, unit_of(cluster)), cluster)
+                return
+        self.events.append(life.Masked())
+
+    def _commit_clusters(self, action: life.Commit) -> None:
+        index, world = self.commit.num_rounds, self.world
+        clusters = self.state.clusters
+        states = []
+        for cluster in range(world.num_clusters):
+            base = self.commit.clusters[cluster]
+            if cluster in clusters.ended and cluster not in clusters.failed:
+                states.append(self.results[cluster])
+            else:
+                weights, moments = digests(base)
+                is_new = cluster in clusters.failed
+                states.append(state_of(cluster, weights, None if is_new else moments))
+        self.record = replace(
+            self.record,
+            late=action.late,
+            failed=action.failed,
+            ended_early=frozenset(
+                i for i in clusters.ended - clusters.failed if self.results[i].step_index == 1
+            ),
+            is_revealed=self.rules.is_masked,
+            is_measured=True,
+        )
+        record = self.record
+        self.owner.write(lambda store: store.rounds.__setitem__(index, record))
+        present = frozenset(range(world.num_clusters)) - action.late
+        rows = sum(states[each].num_samples for each in present)
+        promise(not record.total_samples or rows <= record.total_samples, "too many rows")
+        for each in action.late:
+            before = digests(self.commit.clusters[each])[1]
+            is_kept = digests(states[each])[1] in (before, None)
+            promise(is_kept, f"late cluster {each} has trained in a commit")
+        if self.rules.is_masked:
+            world.edge.reveal(index, present)
+        if world.happens(world.edge.refuses):
+            cluster = world.random.choice(sorted(present))
+            self._fail(Failure(Kind.PASSING), cluster)
+            return
+        attempt = Attempt(job_id=JOB_ID, round_index=index, attempt=self.store.attempt)
+        try:
+            commit = self._commit(
+                attempt,
+                states,
+                action.late,
+                is_candidate=action.is_candidate,
+                candidate_copied=action.candidate_copied,
+            )
+        except WrongStateError:
+            self._fail(Failure(Kind.PASSING))
+            return
+        world.tell(f"  round {commit.num_rounds} is committed")
+        if world.happens(0.01):
+            world.tell("  the scheduler does not hear of it")
+            self._fail(Failure(Kind.HOST_LOST, EDGE_SERVER))
+            return
+        self.commit = commit
+        self.events.append(_committed(commit))
+
+    def _commit(
+        self,
+        attempt: Attempt,
+        states: list[ClusterState],
+        late: Collection[int],
+        *,
+        is_candidate: bool,
+        candidate_copied: bool,
+    ) -> Commit:
+        keeps = self.owner.rules.max_private_rounds < 10**6
+        commit = Commit()
+        commit.CopyFrom(
+            self.world.edge.commit_round(
+                attempt,
+                states,
+                late,
+                is_candidate=is_candidate,
+                candidate_copied=candidate_copied,
+                keeps_furthest=keeps,
+            )
+        )
+        return commit
+
+    def _learn(self) -> None:
+        self.restore_point = self.commit.restore_point
+        self._store_result(self.commit.num_rounds - 1, self.commit)
+
+
+def _committed(commit: Commit) -> life.Committed:
+    candidate = (commit.candidate.attempt, commit.candidate.num_rounds)
+    name = (commit.attempt, commit.num_rounds)
+    return life.Committed(name, candidate if commit.HasField("candidate") else None)
