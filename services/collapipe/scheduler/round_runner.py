@@ -17,38 +17,30 @@ from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
     CollapipeError,
-    InvalidInputError,
     PeerLostError,
     WrongStateError,
 )
 from collapipe.job import JobConfig
 from collapipe.job_life import attempt_events as life
-from collapipe.job_life.attempt import AttemptRules, Phase, begin_attempt, step
+from collapipe.job_life.attempt import Phase, begin_attempt, step
 from collapipe.job_life.attempt_events import Because
-from collapipe.job_life.commits import (
-    Beginning,
-    Commits,
-    Kept,
-    can_catch_up,
-    usable,
-    where_to_begin,
-)
+from collapipe.job_life.commits import Kept
 from collapipe.job_life.failing_clusters import FailingClusters
-from collapipe.job_life.round_clusters import RoundRules
 from collapipe.rpc import ChannelPool
-from collapipe.scheduler.catching_up import catch_up, committed_rounds, forget_moments
+from collapipe.scheduler.attempt_facts import attempt_rules, committed, name_of
+from collapipe.scheduler.catching_up import catch_up, forget_moments
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.failures import failure_of
 from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_commits import JobCommits
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import RoundDocument
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.rollback import go_to_commit
 from collapipe.scheduler.round_planning import RoundPlanning
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.scheduler.unusual_changes import UnusualChanges
@@ -56,12 +48,9 @@ from collapipe.telemetry import metrics
 from collapipe.telemetry.spans import SPANS
 from collapipe.v1 import (
     control_unit_pb2,
-    edge_server_pb2,
-    edge_server_pb2_grpc,
     job_pb2,
     plan_pb2,
     scheduler_pb2,
-    secure_aggregation_pb2,
 )
 
 logger = logging.getLogger(__name__)
@@ -173,11 +162,10 @@ class RoundRunner:
         self._round: _Round | None = None
         self._local_steps = 0
         self._started = self._run_began = 0.0
-        self._is_trained = False
-        """Whether only the evaluation of the last commit is missing."""
-        self._recover_result(prepared.commit)
-        last = self._with_copied_candidate(prepared.commit)
-        beginning = self._where_to_begin(last, before.kept if before else None)
+        self._commits = JobCommits(progress, planner, channels, calls)
+        self._commits.recover_result(prepared.commit)
+        last = self._commits.with_copied_candidate(prepared.commit)
+        beginning = self._commits.where_to_begin(last, before.kept if before else None)
         kept = before if before and beginning.kept else None
         self._results = _of_clusters(kept.results, beginning.kept) if kept else {}
         """What clusters have kept from the attempt before, and what they have ended in this round, by their indices."""
@@ -190,10 +178,14 @@ class RoundRunner:
         self._requests = RoundRequests(
             progress, prepared, planner, channels.security, last.restore_point
         )
-        self._commit = self._beginning(last, beginning)
+        for index, result in self._results.items():
+            self._requests.previous_plans[index] = result.message
+        self._commit = self._commits.beginning(last, beginning)
+        self._is_trained = beginning.is_trained
+        """Whether only the evaluation of the last commit is missing."""
         self.state = begin_attempt(
             attempt_rules(self._job, planner.hosts.edge_server, progress.document.attempt),
-            _name(self._commit),
+            name_of(self._commit),
             failing or FailingClusters(),
             beginning.kept,
         )
@@ -232,89 +224,6 @@ class RoundRunner:
             document.copied_candidate = self.state.candidate
             with suppress(*NOT_STORED):  # The next change of the job stores it, too.
                 self._progress.save()
-
-    def _with_copied_candidate(self, last: plan_pb2.Commit) -> plan_pb2.Commit:
-        """Returns the last commit. If all control units have copied its candidate, the candidate is the restore point."""
-        document = self._progress.document
-        document.num_rounds_reached = max(document.num_rounds_reached, last.num_rounds)
-        if not last.HasField("candidate") or document.copied_candidate != _name(last.candidate):
-            return last
-        attempt = plan_pb2.Attempt(
-            job_id=document.job_id, round_index=last.num_rounds - 1, attempt=last.attempt
-        )
-        return self._commit_round(attempt, [], candidate_copied=True).commit
-
-    def _recover_result(self, last: plan_pb2.Commit) -> None:
-        """Stores what the last commit has measured, if an earlier process or attempt did not learn of the commit."""
-        jobs, job_id, round_index = self._progress.jobs, self._progress.job_id, last.num_rounds - 1
-        try:
-            if round_index < 0 or jobs.find_result(job_id, round_index) is not None:
-                return
-            recorded = jobs.find_round(job_id, round_index)
-            if recorded is None or recorded.attempt != last.attempt or recorded.measured is None:
-                return
-            decision, measured = RoundDecision.from_json(recorded.decision), recorded.measured
-            self._planner.take_over_round(decision, measured.summaries, measured.round_seconds)
-        except (*NOT_STORED, InvalidInputError, LookupError, ValueError, ArithmeticError):
-            # It is damaged, and no later round depends on it.
-            logger.exception("job %s: the result of round %d is lost", job_id, last.num_rounds)
-            return
-        self._progress.round_committed(measured, last, self._planner.state())
-
-    def _where_to_begin(self, last: plan_pb2.Commit, kept: Kept | None) -> Beginning:
-        """Decides from which commit this attempt goes on, and with which results of the attempt before."""
-        commits, job, hosts = _commits(last), self._job, self._planner.hosts
-        most = job.training.rounds + 1
-        rounds_left = self._progress.document.privacy.rounds_left(job, most)
-        if kept is not None:
-            present = {host_id: host.incarnation for host_id, host in hosts.by_id.items()}
-            kept = usable(kept, commits.last, hosts.edge_server.incarnation, present)
-        if kept is not None:
-            rounds = range(commits.restorable, commits.num_rounds)
-            found = [self._progress.jobs.find_round(last.job_id, index) for index in rounds]
-            recorded = [one.attempt if one else None for one in found]
-            every = job.training.replicate_every
-            kept = kept if can_catch_up(commits, every, recorded, rounds_left) else None
-        return where_to_begin(commits, kept, job.training.rounds, rounds_left)
-
-    def _beginning(self, last: plan_pb2.Commit, beginning: Beginning) -> plan_pb2.Commit:
-        """Returns the commit from which this attempt goes on."""
-        commit = plan_pb2.Commit()
-        self._is_trained = beginning.is_trained
-        if beginning.kept is not None:
-            commit.CopyFrom(last)
-            commit.ClearField("candidate")
-            for index, result in self._results.items():
-                self._requests.previous_plans[index] = result.message
-        elif beginning.is_trained:
-            if beginning.num_rounds > last.num_rounds:
-                last = self._go_to(beginning.num_rounds)
-            # Only the evaluation is missing, which needs no optimizer states.
-            commit.CopyFrom(last)
-            commit.ClearField("candidate")
-            for unit in (unit for cluster in commit.clusters for unit in cluster.units):
-                unit.optimizer_digest = ""
-        else:
-            commit.CopyFrom(self._requests.restore_point)
-            if beginning.num_repeated:
-                self._progress.tell(
-                    scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-                    f"repeats {committed_rounds(beginning.num_repeated)}, because optimizer states were last copied after round "
-                    f"{commit.num_rounds}",
-                )
-        return commit
-
-    def _go_to(self, num_rounds: int) -> plan_pb2.Commit:
-        """Makes a kept commit the last one, and returns it."""
-        document = self._progress.document
-        request = edge_server_pb2.RollBackRequest(
-            job_id=document.job_id, num_rounds=num_rounds, attempt=document.attempt
-        )
-        edge_server = self._planner.hosts.edge_server
-        answer = go_to_commit(edge_server, request, self._channels, self._calls)
-        document.stored_bytes = answer.stored_bytes
-        self._progress.committed(answer.commit)
-        return answer.commit
 
     def run(self, local_steps: int, *, decides_anew: bool = True) -> None:
         """Plans, runs and commits one round. Without local steps, it only evaluates: it commits no round, but may move
@@ -610,7 +519,7 @@ class RoundRunner:
         self._store_before_commit(action, prepared)
         with SPANS.span(_TRACK, "commit"):
             try:
-                answer = self._commit_round(
+                answer = self._commits.commit_round(
                     round_.attempt,
                     [cluster.state for cluster in prepared],
                     candidate_copied=action.candidate_copied,
@@ -624,7 +533,7 @@ class RoundRunner:
                     error.prepared_by = unit.host_id
                 raise
         self._commit, round_.changes = answer.commit, answer.changes
-        return _committed(answer.commit)
+        return committed(answer.commit)
 
     def _prepared_by(self, cluster: int) -> control_unit_pb2.RoundPrepared:
         """Returns what a commit has of a cluster. One that is late or has failed keeps the state from which it began."""
@@ -640,7 +549,7 @@ class RoundRunner:
 
     def _move_restore_point(self) -> life.Event:
         attempt = self._progress.attempt(self._now.index - 1)
-        return _committed(self._commit_round(attempt, [], candidate_copied=True).commit)
+        return committed(self._commits.commit_round(attempt, [], candidate_copied=True).commit)
 
     def _store_before_commit(
         self, action: life.Commit, prepared: Sequence[control_unit_pb2.RoundPrepared]
@@ -707,79 +616,6 @@ class RoundRunner:
             clusters,
             self._now.document.total_samples,
         )
-
-    def _commit_round(
-        self,
-        attempt: plan_pb2.Attempt,
-        states: Sequence[plan_pb2.ClusterState],
-        *,
-        candidate_copied: bool,
-        is_candidate: bool = False,
-        late_clusters: Sequence[int] = (),
-        unmasking: secure_aggregation_pb2.Unmasking | None = None,
-    ) -> edge_server_pb2.CommitRoundResponse:
-        edge_server = self._planner.hosts.edge_server
-        request = edge_server_pb2.CommitRoundRequest(
-            attempt=attempt,
-            clusters=states,
-            candidate_copied=candidate_copied,
-            is_candidate=is_candidate,
-            keep_commits=self._job.training.keep_commits,
-            # The privacy account may end the job while it repeats rounds.
-            keep_furthest=self._job.privacy.max_epsilon is not None,
-            late_clusters=late_clusters,
-            unmasking=unmasking,
-        )
-        channel = self._channels.channel(edge_server.address)
-        stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)
-        call = stub.CommitRound(request, wait_for_ready=True)
-        answer = self._calls.last_answer(call, edge_server.host_id, "commit the round")
-        self._progress.document.stored_bytes = answer.stored_bytes
-        return answer
-
-
-def attempt_rules(job: JobConfig, edge_server: scheduler_pb2.Host, attempt: int) -> AttemptRules:
-    """Returns what a job says about the rounds of an attempt."""
-    schedule = job.schedule
-    clusters = RoundRules(
-        job.clusters,
-        schedule.min_clusters,
-        schedule.round_deadline_seconds if job.has_deadline else None,
-        may_leave_out=job.may_leave_out_clusters,
-        ends_early=schedule.late_clusters == "end_early",
-    )
-    return AttemptRules(
-        clusters,
-        job.training.replicate_every,
-        job.training.evaluate_every,
-        is_masked=job.averaging.secure,
-        is_private=job.privacy.is_on,
-        edge_server=edge_server.host_id,
-        edge_process=edge_server.incarnation,
-        is_retry=attempt > 0,
-    )
-
-
-def _name(commit: plan_pb2.Commit) -> tuple[int, int]:
-    return commit.attempt, commit.num_rounds
-
-
-def _candidate(commit: plan_pb2.Commit) -> tuple[int, int] | None:
-    return _name(commit.candidate) if commit.HasField("candidate") else None
-
-
-def _committed(commit: plan_pb2.Commit) -> life.Committed:
-    return life.Committed(_name(commit), _candidate(commit))
-
-
-def _commits(last: plan_pb2.Commit) -> Commits:
-    return Commits(
-        _name(last),
-        last.restore_point.num_rounds,
-        _candidate(last),
-        last.anew_since,
-        frozenset(commit.num_rounds for commit in (last, *last.history)),
-    )
 
 
 def _of_clusters(

@@ -8,7 +8,7 @@ import pytest
 from collapipe.errors import InvalidInputError
 from collapipe.job import JobConfig
 from collapipe.job_life.round_clusters import begin, end, fail, look, train
-from collapipe.scheduler.round_runner import attempt_rules
+from collapipe.scheduler.attempt_facts import attempt_rules
 from collapipe.v1.scheduler_pb2 import Host
 
 

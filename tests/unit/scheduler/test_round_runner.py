@@ -25,9 +25,11 @@ from collapipe.job import LEAST_NOISE, JobConfig
 from collapipe.job_life.attempt_events import Copied, TrainingBegan
 from collapipe.job_life.restore_points import becomes_candidate
 from collapipe.rpc import ChannelPool, Security
+from collapipe.scheduler import round_runner
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_commits import JobCommits
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
@@ -111,10 +113,23 @@ class Runner(RoundRunner):
         progress = JobProgress(document, store, EventLog())
         prepared = PreparedJob(ModelSpec(), SIZES, BlobSource(), commit, [*num_rows], [])
         channels = ChannelPool(Security.insecure())
-        super().__init__(progress, prepared, planner, channels, HostCalls(5.0), **options)
+        runner = self
+
+        class Commits(JobCommits):
+            def commit_round(self, *arguments: Any, **options: Any) -> CommitRoundResponse:
+                return runner._commit_round(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(round_runner, "JobCommits", Commits)
+            super().__init__(progress, prepared, planner, channels, HostCalls(5.0), **options)
 
     def _run_cluster(self, *_: Any, **__: Any) -> RoundPrepared:
         raise AttemptFailedError("a cluster failed")
+
+    def _commit_round(
+        self, attempt: Attempt, states: Sequence[ClusterState], **options: Any
+    ) -> CommitRoundResponse:
+        raise AssertionError("nothing is committed")
 
 
 def fail_round(
