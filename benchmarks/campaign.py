@@ -59,6 +59,10 @@ PARTS: Mapping[str, Part] = {
     "examples": Part(
         f"{_PYTEST} --timeout 3600 -m hypothesis --hypothesis-profile campaign tests/unit"
     ),
+    "disturbed jobs": Part(
+        "-m benchmarks.disturbed_jobs --seeds 1000000",
+        ("services/collapipe/job_life", "services/collapipe/edge_server", "tests/disturbed_jobs"),
+    ),
     "chaos": Part("-m benchmarks.chaos --runs 200"),
     "kills": Part("-m benchmarks.restarts --kills 300"),
     "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500"),

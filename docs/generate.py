@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that are made from code and records: settings.md, alerts.md and campaign.md.
+"""Writes the pages of docs/ that are made from code and records: settings.md, alerts.md, campaign.md and job-life.md.
 
     python docs/generate.py
 
@@ -22,6 +22,8 @@ from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.edge_server.app import EdgeServerSettings
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
+from collapipe.job_life import attempt_events
+from collapipe.job_life.attempt import TRANSITIONS
 from collapipe.scheduler.app import SchedulerSettings
 from collapipe.service_process import ServiceSettings
 from collapipe.simulation.scenario import Scenario
@@ -113,6 +115,68 @@ def campaign_page() -> str:
     return _ORIGIN + "\n".join(lines) + "\n"
 
 
+_JOB_LIFE = """\
+# The life of a job
+
+A job runs rounds until all are committed. What happens in a round, and what follows when something fails, is decided by functions of plain data. They are in `services/collapipe/job_life/`, and nothing there reads a clock, a socket, a file or a lock.
+
+## Who decides what
+
+| question | answer |
+|---|---|
+| What happens in the rounds of an attempt? | `step` in `attempt.py` takes the state, what was observed, and the time. It returns the new state and what is to be done |
+| From which commit does an attempt go on, and which results of the attempt before can it use? | `where_to_begin`, `usable` and `can_catch_up` in `commits.py` |
+| What follows a failed attempt? | `attempt_failed` in `job_state.py`. `tries.py` has the limits |
+| Which devices take part? | `choose` in `job_devices.py`, with a reason for each one that does not |
+| Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
+| How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
+
+`RoundRunner` in the scheduler is the shell around `step`. Its thread takes one event after the other from a queue, and does what was decided. The clusters of a round run in threads, which only put events into this queue. Whatever must survive is stored before the act: who takes part before the commit is asked for, and what a round may reveal before anything is sent.
+
+## The cases
+
+Each case has a phase and an event. Any other event in a phase is a fault of the program, and raises an error.
+
+| phase | what is observed | what may follow |
+|---|---|---|
+"""
+
+_IMITATED = """
+## How this is tested
+
+`tests/disturbed_jobs/` imitates whole jobs in simulated time, with these decisions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. After each event, these promises are checked:
+
+1. A round is committed once in an attempt, and each commit follows the one before it.
+2. A job ends or gets further within its own limits. Late clusters end soon.
+3. After a loss of power, the job goes on to the same weights, and no result of a round is lost.
+4. A repeated round has the same result as before, unless its record says that it was decided anew.
+5. No result of another attempt is committed, and no cluster runs twice at once.
+6. Nothing is sent that the privacy account does not have. The masks of a round are revealed for one set of clusters only.
+7. The optimizer states of the restore point exist somewhere.
+8. What a job remembers of devices stays bounded.
+
+`make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command puts each of the faults in `mutations.yaml` into the decisions, and says which seed finds it.
+The imitated scheduler does what the real one does, in its own words. So kills of real processes (`tests/faults/`) stay.
+"""
+
+
+def job_life_page() -> str:
+    """Returns the page about the life of a job, with the cases of the machine."""
+    lines = [
+        f"| {phase.value} | {_summary(event)} | {'; '.join(sorted(to.value for to in case.to))} |"
+        for (phase, event), case in TRANSITIONS.items()
+    ]
+    lines += ["\n## What is done\n", "| action | meaning |", "|---|---|"]
+    for action in get_args(attempt_events.Action):
+        lines.append(f"| `{action.__name__}` | {_summary(action)} |")
+    return _ORIGIN + _JOB_LIFE + "\n".join(lines) + "\n" + _IMITATED
+
+
+def _summary(described: type) -> str:
+    """Returns the first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
+
+
 def _sections(schema: type[BaseModel], document: str, prefix: str = "") -> Iterator[str]:
     """Yields a table of a schema's own settings, then the tables of the schemas within it."""
     name = f"`[{prefix.removesuffix('.')}]`" if prefix else "top level"
@@ -161,7 +225,12 @@ def _schemas_in(annotation: Any) -> list[type[BaseModel]]:
     return [schema for part in get_args(annotation) for schema in _schemas_in(part)]
 
 
-PAGES = {"settings.md": settings_page, "alerts.md": alerts_page, "campaign.md": campaign_page}
+PAGES = {
+    "settings.md": settings_page,
+    "alerts.md": alerts_page,
+    "campaign.md": campaign_page,
+    "job-life.md": job_life_page,
+}
 """The generated pages, by their names in docs/."""
 
 if __name__ == "__main__":

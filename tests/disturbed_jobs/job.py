@@ -20,7 +20,7 @@ from collapipe.job_life.attempt import (
     step,
 )
 from collapipe.job_life.commits import Commits, Kept, can_catch_up, usable, where_to_begin
-from collapipe.job_life.failing_clusters import LONGEST_PAUSE, FailingClusters
+from collapipe.job_life.failing_clusters import LONGEST_PAUSE
 from collapipe.job_life.job_devices import Device, LeftOut, Why
 from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
 from collapipe.job_life.round_clusters import RoundRules
@@ -33,6 +33,7 @@ NUM_ROUNDS = 9
 _LONGEST_WAIT = 15.0
 _ALLOWED_SECONDS = 400.0
 """What a round, the rounds that are repeated before it, and the waits around it take at most."""
+_MOST_SECONDS_TO_END = 3.0
 _MOST_ATTEMPTS = 300
 _ROWS = 10
 
@@ -151,7 +152,6 @@ class ImitatedJob:
     def _forget(self) -> None:
         """Forgets what is in memory only."""
         self.job = JobState(Tries(self.rules.retry_seconds))
-        self.failing = FailingClusters()
         self.kept: Kept | None = None
         self.results: dict[int, ClusterState] = {}
         self.had_all = False
@@ -308,7 +308,8 @@ class ImitatedJob:
                 self._begin_round(shell)
             shell.run(trains=False)
         finally:
-            self.failing, self.kept = shell.state.failing, shell.state.kept
+            self.job = replace(self.job, failing=shell.state.failing)
+            self.kept = shell.state.kept
             self.results = {i: shell.results[i] for i in self.kept.processes} if self.kept else {}
 
     def _begin_round(self, shell: "AttemptShell") -> None:
@@ -343,7 +344,10 @@ class AttemptShell:
         self.running: set[int] = set()
         self.ended_early: set[int] = set()
         self._number = 0
+        self.outcomes: dict[int, life.Event] = {}
+        """What will come of each cluster that runs."""
         self.differing: tuple[int, ...] = ()
+        self.late_since: float | None = None
         self._recover_result(job.world.edge.commit)
         last = self._with_copied_candidate(job.world.edge.commit)
         if self.store.num_committed != last.num_rounds:
@@ -362,7 +366,7 @@ class AttemptShell:
         self.commit.ClearField("candidate")
         self.restore_point = last.restore_point
         name = self.commit.attempt, self.commit.num_rounds
-        self.state: AttemptState = begin_attempt(self.rules, name, job.failing, beginning.kept)
+        self.state: AttemptState = begin_attempt(self.rules, name, job.job.failing, beginning.kept)
         self.world.tell(
             f"attempt {self.store.attempt} goes on from round {self.commit.num_rounds}"
             + (f" with the kept results of {sorted(self.results)}" if self.results else "")
@@ -445,6 +449,7 @@ class AttemptShell:
             promise(self.state.phase in TRANSITIONS[phase, type(event)].to, text)
             if self.world.tells and not isinstance(event, life.Ticked):
                 self.world.tell(f"  {event} → {', '.join(map(str, actions))}")
+            self._check_lateness()
             for action in actions:
                 is_done = isinstance(action, life.Done)
                 if not is_done:
@@ -452,6 +457,16 @@ class AttemptShell:
         promise(not self.running, "a cluster still runs after its round")
         if trains:
             self._learn()
+
+    def _check_lateness(self) -> None:
+        """Checks that late clusters end soon."""
+        if self.state.phase is not Phase.RUNNING or not self.state.clusters.overdue:
+            self.late_since = None
+            return
+        if self.late_since is None:
+            self.late_since = self.world.now
+        waited = self.world.now - self.late_since
+        promise(waited <= _MOST_SECONDS_TO_END, f"it has waited {waited:.1f} s for late clusters")
 
     def _next_event(self) -> life.Event:
         if self.events:
@@ -540,7 +555,7 @@ class AttemptShell:
             case life.EndTraining():
                 for cluster in sorted(action.clusters - self.ended_early):
                     self.ended_early.add(cluster)
-                    self._at(0.5, life.ClusterEnded(cluster, _ROWS))
+                    self._at(0.5, self.outcomes[cluster])
             case life.EndCalls():
                 self._end_calls(action.clusters)
             case life.EndAll():
@@ -598,16 +613,18 @@ class AttemptShell:
             is_restored = self.state.num_rounds == self.restore_point.num_rounds
             promise(not is_restored, "the optimizer states of the restore point exist nowhere")
             promise(self.state.kept is None, f"cluster {cluster} has not caught up")
-            self._at(0.1, life.ClusterFailed(cluster, Failure(Kind.PASSING)))
+            self.outcomes[cluster] = life.ClusterFailed(cluster, Failure(Kind.PASSING))
+            self._at(0.1, self.outcomes[cluster])
             return
         outcome = self._outcome(cluster)
         self._at(0.2, life.TrainingBegan(cluster))
         if outcome.copied_at is not None:
             self._at(outcome.copied_at, life.Copied(cluster))
+        end: life.Event = life.ClusterEnded(cluster, _ROWS)
         if outcome.failure is not None:
-            self._at(outcome.at, life.ClusterFailed(cluster, outcome.failure))
-        else:
-            self._at(outcome.at, life.ClusterEnded(cluster, _ROWS))
+            end = life.ClusterFailed(cluster, outcome.failure)
+        self.outcomes[cluster] = end
+        self._at(outcome.at, end)
 
     def _outcome(self, cluster: int) -> Outcome:
         draw, unit = self.world.random, self.world.units[cluster]
@@ -771,8 +788,13 @@ class AttemptShell:
                 candidate_copied=action.candidate_copied,
             )
         except WrongStateError:
+            is_restarted = str(world.edge.process) != self.edge_process
+            promise(is_restarted, "a result is used that the edge server has lost")
             self._fail(Failure(Kind.PASSING))
             return
+        for each in sorted(present):
+            has = world.has_moments(each, digests(commit.clusters[each])[1])
+            promise(has, f"the commit has optimizer states of cluster {each} that exist nowhere")
         world.tell(f"  round {commit.num_rounds} is committed")
         if world.happens(0.01):
             world.tell("  the scheduler does not hear of it")

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from collapipe.job_life.failing_clusters import FailingClusters
 from collapipe.job_life.job_devices import JobDevices, refuse_newcomers
 from collapipe.job_life.restarting_devices import after_new_round
 from collapipe.job_life.tries import (
@@ -29,6 +30,7 @@ class JobState:
 
     tries: Tries
     devices: JobDevices = field(default_factory=JobDevices)
+    failing: FailingClusters = field(default_factory=FailingClusters)
     num_without_plan: int = 0
 
     def decides_anew(self, *, lacks_devices: bool) -> bool:

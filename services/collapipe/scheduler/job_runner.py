@@ -20,7 +20,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job_life import job_devices
-from collapipe.job_life.failing_clusters import PATIENCE, FailingClusters
+from collapipe.job_life.failing_clusters import PATIENCE
 from collapipe.job_life.job_devices import Device, JobDevices, LeftOut, Why
 from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
 from collapipe.job_life.tries import Again, GivesUp, Tries
@@ -82,7 +82,6 @@ class JobRunner:
         self._state = JobState(Tries(self._job.schedule.retry_seconds))
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
-        self._failing = FailingClusters()
         self._planner: Planner | None = None
         self._taking_part: set[str] = set()
         """Ids of all hosts of the last round that began."""
@@ -270,7 +269,7 @@ class JobRunner:
             self._channels,
             self._calls,
             self._last_attempt,
-            self._failing,
+            self._state.failing,
             decides_anew=self._state.decides_anew(lacks_devices=bool(self._lacking)),
         )
         try:
@@ -293,7 +292,8 @@ class JobRunner:
         finally:
             self._had_no_plan = not rounds.state.has_plan
             rounds.store_copied()
-            self._failing, self._last_attempt = rounds.state.failing, rounds.last_attempt
+            self._state = replace(self._state, failing=rounds.state.failing)
+            self._last_attempt = rounds.last_attempt
 
     def _make_planner(self, hosts: JobHosts, prepared: PreparedJob) -> Planner:
         """Measures the hosts that the job does not know yet. Links that were cut are measured again."""

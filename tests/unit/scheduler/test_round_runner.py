@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from collapipe.errors import (
     CancelledError,
     InfeasibleError,
     InvalidInputError,
+    WrongStateError,
 )
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import LEAST_NOISE, JobConfig
@@ -285,6 +286,47 @@ def test_round_whose_masks_were_revealed_keeps_its_clusters(store: JobStore) -> 
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 1, 2], [1])
     document.attempt = 1
     assert run_to_commit(store, document, ended=[0, 2]) == ([0, 2], [1])
+
+
+def test_masked_round_with_too_many_rows_is_refused_before_anything_is_revealed(
+    store: JobStore,
+) -> None:
+    class Growing(Runner):
+        def _run_cluster(self, plan: Plan) -> RoundPrepared:
+            index = plan.cluster_index
+            rows = (5, 900, 7)[index]
+            return RoundPrepared(state=ClusterState(cluster_index=index, num_samples=rows))
+
+        def _masking(self, clusters: Sequence[int]) -> Any:
+            return Masks(store, document.job_id)
+
+    states = [ClusterState(cluster_index=index) for index in range(3)]
+    commit = Commit(clusters=states, restore_point=Commit(clusters=states))
+    document, planner = store.create(job(more=SECURE)), ScriptedPlanner("device-0", 4, 4, 4)
+    planner.hosts = replace(planner.hosts, clusters=planner.hosts.clusters * 3)
+    runner = Growing(store, document, planner, commit, [5, 6, 7])
+    with pytest.raises(WrongStateError, match=r"control-unit.*912 rows.* 1 .* 900.* 36"):
+        runner.run(local_steps=1)
+    assert not store.round(document.job_id, 0).is_revealed
+
+
+def test_bug_in_the_work_of_a_cluster_ends_the_others_and_is_raised(store: JobStore) -> None:
+    class Buggy(Runner):
+        def _run_cluster(self, plan: Plan) -> RoundPrepared:
+            if plan.cluster_index == 1:
+                raise RuntimeError("a bug")
+            deadline = time.monotonic() + LIMIT_SECONDS
+            while time.monotonic() < deadline and not self._calls.is_ending:
+                time.sleep(0.01)
+            raise CancelledError("another call failed")
+
+    states = [ClusterState(cluster_index=index) for index in range(2)]
+    commit = Commit(clusters=states, restore_point=Commit(clusters=states))
+    document = store.create(job(more={"clusters": 2}))
+    runner = Buggy(store, document, ScriptedPlanner("device-0", 4, 4), commit)
+    with pytest.raises(RuntimeError, match="a bug"):
+        runner.run(local_steps=1)
+    assert runner._work == []
 
 
 def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(store: JobStore) -> None:
