@@ -65,6 +65,7 @@ PARTS: Mapping[str, Part] = {
     ),
     "chaos": Part("-m benchmarks.chaos --runs 200"),
     "kills": Part("-m benchmarks.restarts --kills 300"),
+    "power losses": Part(f"{_PYTEST} --capture=no tests/campaign/test_power_losses.py"),
     "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500"),
     "attacker": Part("-m benchmarks.attacker --rounds 1300"),
     "soak": Part("-m benchmarks.soak --rounds 2000 --jobs 50"),
@@ -75,7 +76,8 @@ PARTS: Mapping[str, Part] = {
     "exports": Part(f"{_PYTEST} tests/campaign/test_exports.py"),
     "rates": Part(
         f"{_PYTEST} tests/campaign --ignore tests/campaign/test_exactness.py "
-        "--ignore tests/campaign/test_growth.py --ignore tests/campaign/test_exports.py"
+        "--ignore tests/campaign/test_growth.py --ignore tests/campaign/test_exports.py "
+        "--ignore tests/campaign/test_power_losses.py"
     ),
     "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "clients", "tests")),
 }

@@ -156,7 +156,7 @@ _IMITATED = """
 8. What a job remembers of devices stays bounded.
 
 `make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command puts each of the faults in `mutations.yaml` into the decisions, and says which seed finds it.
-The imitated scheduler does what the real one does, in its own words. So kills of real processes (`tests/faults/`) stay.
+The imitated scheduler does what the real one does, in its own words. So kills of real processes (`tests/faults/`) stay. `tests/faults/test_power_loss.py` lets a real service die between two of its writes, and the campaign at each of them.
 """
 
 

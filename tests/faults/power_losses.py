@@ -1,0 +1,94 @@
+"""Jobs in which one service ends itself at one of its writes, and is started again."""
+
+import sqlite3
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from killed_processes import restart
+
+from collapipe.database import FILE_NAME
+from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
+from collapipe_client import LocalTestbed
+from faults.interrupted import (
+    PATIENT_SECONDS,
+    Run,
+    final_digests,
+    intact_commit,
+    make_interruptible_job,
+    run_interrupted,
+)
+
+VICTIMS = ("scheduler", "edge-server", "control-unit-0")
+_SCRIPT = Path(__file__).with_name("dying_service.py")
+_MANY = 1_000_000
+
+
+class MortalTestbed(LocalTestbed):
+    """A testbed whose services can end themselves at a write."""
+
+    __test__ = False
+    forks_hosts = False
+
+    def death_file(self, name: str) -> Path:
+        """Returns the file with the number of points that a service passes before it dies."""
+        return self.workspace.run / f"death-of-{name}"
+
+    def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
+        if name not in VICTIMS:
+            return line
+        wrapped = [sys.executable, str(_SCRIPT), *line[line.index("-m") + 1 :]]
+        return ["env", f"DEATH_FILE={self.death_file(name)}", *wrapped]
+
+
+def run_with_death(testbed: MortalTestbed, folder: Path, name: str, point: int) -> tuple[Run, bool]:
+    """Runs a job in which a service dies at a point, and is started again. Returns also whether it died: the point may come after
+    the job."""
+    file = testbed.death_file(name)
+
+    def let_die(run: Run) -> None:
+        file.write_text(str(point))
+        while not run.ended:
+            if name in testbed.lost():
+                restart(testbed, name)
+                return
+            time.sleep(0.05)
+
+    try:
+        job = make_interruptible_job(folder, PATIENT_SECONDS)
+        run = run_interrupted(testbed, job, lambda run: bool(run.job_id), let_die)
+        return run, not file.exists()
+    finally:
+        file.unlink(missing_ok=True)
+        if name in testbed.lost():  # It died when the job had just ended.
+            restart(testbed, name)
+        testbed.wait_until_registered()
+
+
+def count_points(testbed: MortalTestbed, folder: Path, name: str) -> int:
+    """Returns how many points a service passes in a job."""
+    left = _MANY
+
+    def count(run: Run) -> None:
+        nonlocal left
+        testbed.death_file(name).write_text(str(_MANY))
+        while not run.ended:
+            time.sleep(0.05)
+        left = int(testbed.death_file(name).read_text())
+
+    job = make_interruptible_job(folder, PATIENT_SECONDS)
+    run = run_interrupted(testbed, job, lambda run: bool(run.job_id), count)
+    testbed.death_file(name).unlink()
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    return _MANY - left
+
+
+def check_nothing_is_lost(run: Run, undisturbed: list[str]) -> None:
+    """Checks that a job has succeeded with the bits of an undisturbed one, and that the result of each round is stored."""
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert final_digests(intact_commit(run)) == undisturbed
+    with closing(sqlite3.connect(run.state / "scheduler" / FILE_NAME)) as database:
+        statement = "SELECT round_index FROM result WHERE job_id = ? ORDER BY round_index"
+        found = [index for (index,) in database.execute(statement, (run.job_id,))]
+    assert found == list(range(run.job.training.rounds)), run.messages
