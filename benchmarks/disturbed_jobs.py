@@ -16,12 +16,13 @@ import sys
 import time
 import types
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 
 import yaml
+
+from benchmarks.mutants import Mutant
 
 ROOT = Path(__file__).parents[1]
 MUTATIONS = ROOT / "tests" / "disturbed_jobs" / "mutations.yaml"
@@ -31,37 +32,21 @@ _PART = 500
 sys.path.insert(0, str(ROOT / "tests"))
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """A fault in one file of services/collapipe. `old` occurs once in it."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-
-    def source(self) -> str:
-        """Returns the text of the file with the fault."""
-        text = (ROOT / "services" / "collapipe" / self.file).read_text(encoding="utf-8")
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {self.old!r} occurs {text.count(self.old)} times")
-        return text.replace(self.old, self.new)
-
-
-def read_mutations() -> list[Mutation]:
+def read_mutations() -> list[Mutant]:
     """Returns the faults of mutations.yaml."""
-    return [Mutation(**each) for each in yaml.safe_load(MUTATIONS.read_text(encoding="utf-8"))]
+    return [Mutant(**each) for each in yaml.safe_load(MUTATIONS.read_text(encoding="utf-8"))]
 
 
-def find(mutation: Mutation) -> tuple[int | None, str]:
+def find(mutation: Mutant) -> tuple[int | None, str]:
     """Returns the first seed that finds a fault, and how; `None` if none of `MOST_SEEDS` does. Call it in a process of its own."""
-    name = "collapipe." + mutation.file.removesuffix(".py").replace("/", ".")
+    name = mutation.file.removeprefix("services/").removesuffix(".py").replace("/", ".")
     package, _, short = name.rpartition(".")
     __import__(package)
     module = types.ModuleType(name)
     sys.modules[name] = module
     setattr(sys.modules[package], short, module)
-    exec(compile(mutation.source(), mutation.file, "exec"), module.__dict__)
+    source = (ROOT / mutation.file).read_text(encoding="utf-8").replace(mutation.old, mutation.new)
+    exec(compile(source, mutation.file, "exec"), module.__dict__)
     from disturbed_jobs.runs import run_seeds
 
     for first in range(0, MOST_SEEDS, _PART):

@@ -131,7 +131,7 @@ A job runs rounds until all are committed. What happens in a round, and what fol
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 
-`RoundRunner` in the scheduler is the shell around `step`. Its thread takes one event after the other from a queue, and does what was decided. The clusters of a round run in threads, which only put events into this queue. Whatever must survive is stored before the act: who takes part before the commit is asked for, and what a round may reveal before anything is sent.
+`RoundRunner` in the scheduler is the shell around `step`. Its thread takes one event after the other from a queue, and does what was decided. The calls to the clusters of a round run in threads of their own. They put what happens into this queue, and change nothing with which is decided. Whatever must survive is stored before the act: who takes part before the commit is asked for, and what a round may reveal before anything is sent.
 
 ## The cases
 
@@ -144,13 +144,13 @@ Each case has a phase and an event. Any other event in a phase is a fault of the
 _IMITATED = """
 ## How this is tested
 
-`tests/disturbed_jobs/` imitates whole jobs in simulated time, with these decisions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. After each event, these promises are checked:
+`tests/disturbed_jobs/` imitates whole jobs in simulated time, with these decisions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. These promises are checked while it runs:
 
-1. A round is committed once in an attempt, and each commit follows the one before it.
+1. An attempt commits a round once, and each commit follows the one before it.
 2. A job ends or gets further within its own limits. Late clusters end soon.
 3. After a loss of power, the job goes on to the same weights, and no result of a round is lost.
 4. A repeated round has the same result as before, unless its record says that it was decided anew.
-5. No result of another attempt is committed, and no cluster runs twice at once.
+5. No result of another attempt is committed, unless it was kept. A cluster that kept its result does not run again.
 6. Nothing is sent that the privacy account does not have. The masks of a round are revealed for one set of clusters only.
 7. The optimizer states of the restore point exist somewhere.
 8. What a job remembers of devices stays bounded.

@@ -19,12 +19,13 @@ from collapipe.job_life.attempt import (
     begin_attempt,
     step,
 )
-from collapipe.job_life.commits import Commits, Kept, can_catch_up, usable, where_to_begin
+from collapipe.job_life.commits import Kept, can_catch_up, usable, where_to_begin
 from collapipe.job_life.failing_clusters import LONGEST_PAUSE
 from collapipe.job_life.job_devices import Device, LeftOut, Why
 from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
 from collapipe.job_life.round_clusters import RoundRules
 from collapipe.job_life.tries import Again, Failure, GivesUp, Kind, Tries
+from collapipe.scheduler.attempt_facts import candidate_of, commits_of, committed, name_of
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit
 
 from .world import EDGE_SERVER, JOB_ID, Outcome, World, digests, mix, promise, state_of, unit_of
@@ -35,6 +36,7 @@ _ALLOWED_SECONDS = 400.0
 """What a round, the rounds that are repeated before it, and the waits around it take at most."""
 _MOST_SECONDS_TO_END = 3.0
 _MOST_ATTEMPTS = 300
+_MOST_REPEATS = 11
 _ROWS = 10
 
 
@@ -132,6 +134,30 @@ def draw_rules(world: World) -> JobRules:
     )
 
 
+@dataclass
+class Repeats:
+    """Counts how often a job repeats committed rounds without getting further.
+
+    Args:
+        restorable: The rounds of the restore point when it last got further.
+    """
+
+    number: int = 0
+    restorable: int = 0
+    has_committed: bool = False
+
+    def commit(self, is_new: bool, commit: Commit) -> None:
+        """Takes note of a commit."""
+        self.has_committed = True
+        if is_new or commit.restore_point.num_rounds > self.restorable:
+            self.number, self.restorable = 0, commit.restore_point.num_rounds
+
+    def fail(self) -> None:
+        """Takes note of a failed attempt."""
+        self.number += self.has_committed
+        self.has_committed = False
+
+
 class ImitatedJob:
     """One job from its beginning to its end.
 
@@ -155,6 +181,7 @@ class ImitatedJob:
         self.kept: Kept | None = None
         self.results: dict[int, ClusterState] = {}
         self.had_all = False
+        self.repeats = Repeats()
         self.num_to_repeat = 0
         """Committed rounds that the last attempt would have had to repeat before the next round."""
 
@@ -193,6 +220,7 @@ class ImitatedJob:
         is_spent = not rules.is_private_enough(len(store.spent), self.num_to_repeat + 1)
         promise(number == NUM_ROUNDS or is_spent, "the job ended too early")
         promise(store.num_committed == number, "the store has another number of rounds")
+        promise(store.num_reached == number, "the job ended with fewer rounds than it had")
         lost = set(range(number)) - store.results.keys()
         promise(not lost, f"the results of rounds {lost} are lost")
 
@@ -212,7 +240,7 @@ class ImitatedJob:
             self.job, after = attempt_failed(self.job, failure, unreached, self.world.now)
             self.world.tell(f"attempt {self.store.attempt} failed: {failure} → {after}")
             self._check_bounds()
-            promise(after.refused <= self.job.devices.no_plan, "a newcomer is refused twice")
+            promise(after.refused <= self.job.devices.no_plan, "a refused newcomer takes part")
             if not isinstance(after.then, Again):
                 return after.then
             promise(0 <= after.then.wait_seconds <= _LONGEST_WAIT, "it waits too long")
@@ -228,6 +256,8 @@ class ImitatedJob:
         allowed = 2 * self.rules.retry_seconds + _ALLOWED_SECONDS
         waited = self.world.now - self.last_progress
         promise(waited <= allowed, "it neither got further nor ended")
+        self.repeats.fail()
+        promise(self.repeats.number <= _MOST_REPEATS, "it repeats the same rounds again and again")
 
     # The devices that take part.
 
@@ -294,9 +324,10 @@ class ImitatedJob:
         try:
             while not shell.is_trained:
                 reached = self.store.num_reached
-                shell.run(trains=True)
+                self._run_round(shell, trains=True)
                 num_rounds = shell.state.num_rounds
                 self.last_progress = self.world.now
+                self.repeats.commit(num_rounds > reached, self.world.edge.commit)
                 self.job = round_committed(
                     self.job,
                     num_rounds,
@@ -305,17 +336,30 @@ class ImitatedJob:
                     is_new=num_rounds > reached,
                 )
                 self.num_to_repeat = 0
-                self._begin_round(shell)
-            shell.run(trains=False)
+            self._run_round(shell, trains=False)
         finally:
             self.job = replace(self.job, failing=shell.state.failing)
             self.kept = shell.state.kept
             self.results = {i: shell.results[i] for i in self.kept.processes} if self.kept else {}
 
+    def _run_round(self, shell: "AttemptShell", *, trains: bool) -> None:
+        """Runs a round. If there is no plan, it is sometimes tried again in the same attempt, with the devices that are there then."""
+        self._begin_round(shell)
+        try:
+            shell.run(trains=trains)
+        except RoundFailedError as error:
+            is_planless = error.failure.kind is Kind.NO_PLAN and not shell.state.has_plan
+            if not is_planless or self.world.happens(0.5):
+                raise
+            self._begin_round(shell)
+            shell.run(trains=trains)
+
     def _begin_round(self, shell: "AttemptShell") -> None:
         """Lets the devices that are there now take part in the next round."""
         self.world.disturb_devices()
-        if str(self.world.edge.process) != shell.edge_process:
+        holders = {id: p for held in shell.holders.values() for id, p in held.items()}
+        is_same = self.world.processes(holders.keys()) == holders
+        if str(self.world.edge.process) != shell.edge_process or not is_same:
             raise RoundFailedError(Failure(Kind.PASSING))
         chosen = self._choose()
         if {device.cluster for device in chosen} != set(range(self.world.num_clusters)):
@@ -337,6 +381,8 @@ class AttemptShell:
         self.rules = replace(
             job.rules.rounds, edge_process=self.edge_process, is_retry=job.store.attempt > 0
         )
+        self.holders: dict[int, Mapping[str, str]] = {}
+        """The processes that have the optimizer states of each cluster, by host id."""
         self.events: deque[life.Event] = deque()
         self.error = Failure(Kind.BUG)
         self.errors: dict[int, Failure] = {}
@@ -348,6 +394,8 @@ class AttemptShell:
         """What will come of each cluster that runs."""
         self.differing: tuple[int, ...] = ()
         self.late_since: float | None = None
+        self.counted: set[int] = set()
+        """The clusters that have evaluated the model of this round, or need not."""
         self._recover_result(job.world.edge.commit)
         last = self._with_copied_candidate(job.world.edge.commit)
         if self.store.num_committed != last.num_rounds:
@@ -355,6 +403,8 @@ class AttemptShell:
         beginning = self._where_to_begin(last, job.kept)
         job.num_to_repeat = beginning.num_rounds - last.restore_point.num_rounds
         self.results = dict(job.results) if beginning.kept else {}
+        if beginning.kept is not None:
+            self.holders = dict(beginning.kept.processes)
         self._is_trained = beginning.is_trained
         if beginning.num_rounds > last.num_rounds:
             last = commits.going_to(last, beginning.num_rounds, self.store.attempt)
@@ -365,8 +415,11 @@ class AttemptShell:
         self.commit.CopyFrom(last.restore_point if restores else last)
         self.commit.ClearField("candidate")
         self.restore_point = last.restore_point
-        name = self.commit.attempt, self.commit.num_rounds
-        self.state: AttemptState = begin_attempt(self.rules, name, job.job.failing, beginning.kept)
+        is_there = self.commit.num_rounds == beginning.num_rounds
+        promise(is_there, "the attempt begins with another commit than was decided")
+        self.state: AttemptState = begin_attempt(
+            self.rules, name_of(self.commit), job.job.failing, beginning.kept
+        )
         self.world.tell(
             f"attempt {self.store.attempt} goes on from round {self.commit.num_rounds}"
             + (f" with the kept results of {sorted(self.results)}" if self.results else "")
@@ -406,21 +459,13 @@ class AttemptShell:
 
     def _with_copied_candidate(self, last: Commit) -> Commit:
         self.store.num_reached = max(self.store.num_reached, last.num_rounds)
-        name = last.candidate.attempt, last.candidate.num_rounds
-        if not last.HasField("candidate") or self.store.copied_candidate != name:
+        if self.store.copied_candidate is None or self.store.copied_candidate != candidate_of(last):
             return last
         attempt = Attempt(round_index=last.num_rounds - 1, attempt=last.attempt)
         return self._commit(attempt, [], (), is_candidate=False, candidate_copied=True)
 
     def _where_to_begin(self, last: Commit, kept: Kept | None) -> Any:
-        candidate = (last.candidate.attempt, last.candidate.num_rounds)
-        facts = Commits(
-            (last.attempt, last.num_rounds),
-            last.restore_point.num_rounds,
-            candidate if last.HasField("candidate") else None,
-            last.anew_since,
-            frozenset(commit.num_rounds for commit in (last, *last.history)),
-        )
+        facts = commits_of(last)
         left = max(self.owner.rules.max_private_rounds - len(self.store.spent), 0)
         if kept is not None:
             present = {id: p for of in self.processes.values() for id, p in of.items()}
@@ -437,9 +482,11 @@ class AttemptShell:
     def run(self, *, trains: bool) -> None:
         """Runs a round; raises `RoundFailedError`."""
         self.errors, self.timeline, self.ended_early = {}, [], set()
+        self.counted = set()
+        failures_before = self.state.kept.num_failures if self.state.kept else 0
         anew = self.owner.job.decides_anew(lacks_devices=self.world.happens(0.3))
         self.events.append(life.RoundWanted(trains, anew))
-        is_done = False
+        is_done, evaluates = False, replace(self.state, trains=trains).evaluates
         while not is_done:
             event = self._next_event()
             phase = self.state.phase
@@ -451,10 +498,14 @@ class AttemptShell:
                 self.world.tell(f"  {event} → {', '.join(map(str, actions))}")
             self._check_lateness()
             for action in actions:
+                self._do(action)
                 is_done = isinstance(action, life.Done)
-                if not is_done:
-                    self._do(action)
+            more = self.state.kept.num_failures - failures_before if self.state.kept else 0
+            promise(more <= 1, "an attempt counts twice among those that fail on their way")
         promise(not self.running, "a cluster still runs after its round")
+        expected = self.state.clusters.failed if trains else set(range(self.world.num_clusters))
+        lacking = expected - self.counted if evaluates else set()
+        promise(not lacking, f"the evaluation waits for clusters {lacking} for ever")
         if trains:
             self._learn()
 
@@ -500,10 +551,8 @@ class AttemptShell:
             return event
         if self.state.trains:
             state = self._trained(cluster)
-            key = (self.store.attempt, self.commit.num_rounds)
-            is_spent = not self.rules.is_private or key in self.store.spent
-            promise(is_spent, "an update is sent that the privacy account does not have")
-            self.world.edge.pushed[cluster] = (key[1], key[0], digests(state)[0])
+            attempt = (self.commit.num_rounds, self.store.attempt)
+            self.world.edge.pushed[cluster] = (*attempt, digests(state)[0])
             self.results[cluster] = state
             return life.ClusterEnded(cluster, state.num_samples)
         return life.ClusterEnded(cluster, 0)
@@ -549,6 +598,8 @@ class AttemptShell:
             case life.LeaveOut():
                 # A repeated round may go on without a cluster that fails again and again. Its record says so.
                 self.world.edge.expect_others(self.commit.num_rounds + 1)
+            case life.CountNothing():
+                self.counted.add(action.cluster)
             case life.Run():
                 for cluster in sorted(action.clusters):
                     self._begin(cluster)
@@ -557,25 +608,21 @@ class AttemptShell:
                     self.ended_early.add(cluster)
                     self._at(0.5, self.outcomes[cluster])
             case life.EndCalls():
-                self._end_calls(action.clusters)
+                self._end_calls(action.clusters, Kind.PASSING)
             case life.EndAll():
-                self._end_calls(self.running)
+                self._end_calls(self.running, Kind.CANCELLED)
             case life.Commit():
                 self._commit_clusters(action)
             case life.MoveRestorePoint():
                 attempt = Attempt(
                     round_index=self.commit.num_rounds - 1, attempt=self.store.attempt
                 )
-                if (attempt.round_index + 1, attempt.attempt) == (
-                    self.world.edge.commit.num_rounds,
-                    self.world.edge.commit.attempt,
-                ):
-                    commit = self._commit(
-                        attempt, [], (), is_candidate=False, candidate_copied=True
-                    )
-                    self.events.append(_committed(commit))
-                else:
-                    self.events.append(life.Failed(Failure(Kind.PASSING)))
+                is_last = commits.is_repeated(self.world.edge.commit, attempt)
+                promise(is_last, "the restore point of another commit is moved")
+                commit = self._commit(attempt, [], (), is_candidate=False, candidate_copied=True)
+                self.events.append(committed(commit))
+            case life.Done():
+                promise(not self.running, "a round is done while clusters run")
             case life.Fail():
                 promise(not self.running, "a round fails while clusters run")
                 self.timeline.clear()
@@ -597,16 +644,21 @@ class AttemptShell:
         self._number += 1
         heapq.heappush(self.timeline, (self.world.now + seconds, self._number, event))
 
-    def _end_calls(self, clusters: Collection[int]) -> None:
+    def _end_calls(self, clusters: Collection[int], kind: Kind) -> None:
         for cluster in sorted(clusters):
             seconds = self.world.random.uniform(0.1, 1.0)
-            self._at(seconds, life.ClusterFailed(cluster, Failure(Kind.CANCELLED)))
+            self._at(seconds, life.ClusterFailed(cluster, Failure(kind)))
 
     def _begin(self, cluster: int) -> None:
         """Begins the part of a cluster, and decides what will come of it."""
         promise(cluster not in self.running, f"cluster {cluster} has two attempts running")
         promise(cluster not in self.results, f"cluster {cluster} runs although its result is kept")
         self.running.add(cluster)
+        key = (self.store.attempt, self.commit.num_rounds)
+        is_spent = not (self.state.trains and self.rules.is_private) or key in self.store.spent
+        promise(is_spent, "a cluster trains, and the privacy account does not have it")
+        if self.state.evaluates:
+            self.counted.add(cluster)
         self._forget_copies(cluster)
         _, moments = digests(self.commit.clusters[cluster])
         if self.state.trains and not self.world.has_moments(cluster, moments):
@@ -659,17 +711,25 @@ class AttemptShell:
         kept = {commit.num_rounds: commit for commit in (*last.history, last)}
         for number in range(restore.num_rounds + 1, last.num_rounds + 1):
             record = self.store.rounds[number - 1]
+            if self.world.happens(0.01):
+                self._fail(Failure(Kind.NO_PLAN, lacks_hosts=True))
+                return
+            self.world.now += 0.5
+            running = sorted(states.keys() - record.late)
+            failures = {i: self.world.failure_of(i, self.processes[i]) for i in running}
+            failed = {i: failure for i, failure in failures.items() if failure is not None}
+            if failed:  # Those that have not failed themselves are ended.
+                for cluster in running:
+                    failure = failed.get(cluster, Failure(Kind.CANCELLED))
+                    self.events.append(life.ClusterFailed(cluster, failure))
+                self._fail(next(iter(failed.values())))
+                return
             for cluster in sorted(states):
                 if cluster not in record.late:
                     _, moments = digests(states[cluster])
                     has = self.world.has_moments(cluster, moments)
                     promise(has, f"cluster {cluster} cannot catch up: its states exist nowhere")
-                    self.world.now += 0.5
-                    failure = self.world.failure_of(cluster, self.processes[cluster])
-                    if failure is not None:
-                        self.events.append(life.ClusterFailed(cluster, failure))
-                        self._fail(failure)
-                        return
+                    self.holders[cluster] = self.processes[cluster]
                     steps = 1 if cluster in record.ended_early else 2
                     states[cluster] = self._compute(cluster, states[cluster], number - 1, steps)
                 weights = int(kept[number].global_units[0].weights_digest)
@@ -801,7 +861,7 @@ class AttemptShell:
             self._fail(Failure(Kind.HOST_LOST, EDGE_SERVER))
             return
         self.commit = commit
-        self.events.append(_committed(commit))
+        self.events.append(committed(commit))
 
     def _commit(
         self,
@@ -827,11 +887,10 @@ class AttemptShell:
         return commit
 
     def _learn(self) -> None:
+        for cluster in range(self.world.num_clusters):
+            if cluster in self.state.clusters.failed:
+                self.holders.pop(cluster, None)
+            elif cluster not in self.state.clusters.late:
+                self.holders[cluster] = self.state.processes[cluster]
         self.restore_point = self.commit.restore_point
         self._store_result(self.commit.num_rounds - 1, self.commit)
-
-
-def _committed(commit: Commit) -> life.Committed:
-    candidate = (commit.candidate.attempt, commit.candidate.num_rounds)
-    name = (commit.attempt, commit.num_rounds)
-    return life.Committed(name, candidate if commit.HasField("candidate") else None)

@@ -93,7 +93,6 @@ class EdgeServer:
         pushed: The attempt that has pushed the results of each cluster last, with the weights.
         weights: Those of each number of rounds, when it was committed first.
         not_repeatable: The numbers of rounds whose last round hosts have computed otherwise than they would again.
-        made: The attempts at rounds that were committed.
         revealed: The clusters for which the masks of each round were revealed.
     """
 
@@ -104,7 +103,6 @@ class EdgeServer:
     pushed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     weights: dict[int, int] = field(default_factory=dict)
     not_repeatable: set[int] = field(default_factory=set)
-    made: set[tuple[int, int]] = field(default_factory=set)
     revealed: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def commit_round(
@@ -125,6 +123,7 @@ class EdgeServer:
         """
         last = self.commit
         if commits.is_repeated(last, attempt):
+            promise(not states, f"round {attempt.round_index + 1} is committed twice")
             if candidate_copied and last.HasField("candidate"):
                 self.commit = commits.with_candidate_restorable(
                     last, 1, keep_furthest=keeps_furthest
@@ -134,8 +133,6 @@ class EdgeServer:
             commits.check_is_next(HeadOf(last), attempt)
         except WrongStateError as error:
             raise BrokenPromiseError(f"a commit does not follow the last one: {error}") from error
-        key = (attempt.attempt, attempt.round_index)
-        promise(key not in self.made, f"round {attempt.round_index + 1} is committed twice")
         present = [state for state in states if state.cluster_index not in late]
         promise(bool(present), "a round is committed without clusters")
         for state in present:
@@ -162,7 +159,6 @@ class EdgeServer:
             self.expect_others(commit.num_rounds)
         before = self.weights.setdefault(commit.num_rounds, averaged)
         promise(before == averaged, f"round {commit.num_rounds} has another result than before")
-        self.made.add(key)
         self.commit = commit
         return commit
 

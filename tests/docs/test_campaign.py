@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.campaign import MOST_DAYS, PARTS, Record, mistake
+from benchmarks.disturbed_jobs import read_mutations
 from benchmarks.mutants import read_mutants
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +43,10 @@ def test_part_names_files_that_exist(name: str) -> None:
 
 
 def test_each_fault_replaces_text_that_occurs_once() -> None:
-    mutants = read_mutants()
-    wrong = [m.name for m in mutants if (ROOT / m.file).read_text("utf-8").count(m.old) != 1]
+    mutants, of_decisions = read_mutants(), read_mutations()
+    every = [*mutants, *of_decisions]
+    wrong = [m.name for m in every if (ROOT / m.file).read_text("utf-8").count(m.old) != 1]
     assert wrong == []
-    assert len({m.name for m in mutants}) == len(mutants) >= 60
+    assert len({m.name for m in every}) == len(every)
+    assert (len(mutants) >= 60, len(of_decisions) >= 30) == (True, True)
     assert sum(m.concurrency for m in mutants) >= 10

@@ -186,6 +186,9 @@ def begin_attempt(
     )
 
 
+_OF_SCHEDULER = (Kind.CANCELLED, Kind.BUG)
+"""Failures that are not those of the cluster."""
+
 Result = tuple[AttemptState, list[Action]]
 
 
@@ -210,7 +213,7 @@ def _wanted(state: AttemptState, event: RoundWanted, now: float) -> Result:
 
 
 def _failed_on_the_way(state: AttemptState, event: ClusterFailed, now: float) -> Result:
-    if event.failure.kind in (Kind.CANCELLED, Kind.BUG):
+    if event.failure.kind in _OF_SCHEDULER:
         return state, []
     failing, goes_on = _count_failure(state, event)
     kept = state.kept
@@ -325,7 +328,7 @@ def _cluster_ended(state: AttemptState, event: ClusterEnded, now: float) -> Resu
 
 def _cluster_failed(state: AttemptState, event: ClusterFailed, now: float) -> Result:
     state = replace(state, running=state.running - {event.cluster})
-    if event.cluster in state.clusters.late:
+    if event.cluster in state.clusters.late and event.failure.kind is not Kind.BUG:
         return _when_all_ended(state, [])
     state, actions = _without(state, event, Because.CLUSTER_FAILED)
     if actions:
@@ -377,11 +380,10 @@ def _kept(state: AttemptState) -> Kept | None:
     """Returns what clusters keep of a round that failed; `None` if others were left out, because they could not catch up alone."""
     if state.clusters.failed:
         return None
-    before = state.kept.processes if state.kept else {}
     return Kept(
         state.commit,
         state.rules.edge_process,
-        {i: before.get(i, state.processes[i]) for i in sorted(state.clusters.ended)},
+        {i: state.processes[i] for i in sorted(state.clusters.ended)},
         state.failures_before + 1 if state.kept else 0,
     )
 
@@ -391,14 +393,15 @@ def _commit(state: AttemptState) -> Result:
     actions: list[Action] = []
     while state.total_samples:
         rows = {i: state.samples[i] for i in sorted(state.present)}
-        if sum(rows.values()) <= state.total_samples:
+        num_rows = sum(rows.values())
+        if num_rows <= state.total_samples:
             break
         most = max(rows, key=rows.__getitem__)
         failed = ClusterFailed(most, Failure(Kind.HOST_FAULTY))
-        state, goes_on = _without(state, failed, Because.TOO_MANY_ROWS)
+        state, goes_on = _without(state, failed, Because.TOO_MANY_ROWS, num_rows)
         if not goes_on:
-            state, goes_on = _fail(state, Because.TOO_MANY_ROWS, most)
-            return state, [*actions, *goes_on]
+            state = replace(state, phase=Phase.BETWEEN_ROUNDS)
+            return state, [*actions, Fail(Because.TOO_MANY_ROWS, most, num_rows)]
         actions += goes_on
     commit = Commit(
         state.clusters.late, state.clusters.failed, state.makes_candidate, state.is_copied
@@ -437,10 +440,10 @@ def _not_committed(state: AttemptState, event: Failed, now: float) -> Result:
 
 
 def _without(
-    state: AttemptState, event: ClusterFailed, because: Because
+    state: AttemptState, event: ClusterFailed, because: Because, num_rows: int = 0
 ) -> tuple[AttemptState, list[Action]]:
     """Counts a failure. Returns the actions with which the round goes on without the cluster; none if it does not."""
-    if event.failure.kind in (Kind.CANCELLED, Kind.BUG):
+    if event.failure.kind in _OF_SCHEDULER:
         return state, []
     failing, goes_on = _count_failure(state, event)
     clusters, may = state.clusters, False
@@ -449,7 +452,7 @@ def _without(
     if not may:
         return replace(state, failing=failing), []
     failing, again = leave_out(failing, event.cluster, state.num_rounds)
-    left_out = LeaveOut(event.cluster, again, because)
+    left_out = LeaveOut(event.cluster, again, because, num_rows)
     return replace(state, failing=failing, clusters=clusters), [left_out]
 
 

@@ -217,11 +217,13 @@ class LeaveOut:
 
     Args:
         again: The index of the round in which it is tried again.
+        num_rows: The rows of all clusters, if they are too many.
     """
 
     cluster: int
     again: int
     because: Because
+    num_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -257,10 +259,12 @@ class Fail:
 
     Args:
         cluster: The cluster because of which it fails, if it is one.
+        num_rows: As in `LeaveOut`.
     """
 
     because: Because
     cluster: int | None = None
+    num_rows: int = 0
 
 
 Action = (

@@ -18,14 +18,12 @@ class Commits:
     Args:
         last: The last one.
         restorable: Rounds of the restore point, which has optimizer states on disks.
-        candidate: The commit that becomes the restore point when its optimizer states are copied.
         anew_since: The attempt since which recorded rounds count. Earlier ones were before a return to a commit without optimizer states.
         kept: Rounds of each commit that is kept, the last one included. Some have more rounds than the last one if rounds are repeated.
     """
 
     last: tuple[int, int]
     restorable: int
-    candidate: tuple[int, int] | None
     anew_since: int
     kept: frozenset[int]
 
@@ -86,7 +84,7 @@ def can_catch_up(
 
     Args:
         replicate_every: Rounds after which optimizer states are copied.
-        recorded: The attempt in the record of each of these rounds; `None` without a record.
+        recorded: The attempt in the record of each of these rounds; `None` without a record. Empty if they were not read yet.
         rounds_left: How many more rounds the privacy account allows.
     """
     numbers = range(commits.restorable + 1, commits.num_rounds + 1)

@@ -50,7 +50,6 @@ def commits_of(last: plan_pb2.Commit) -> Commits:
     return Commits(
         name_of(last),
         last.restore_point.num_rounds,
-        candidate_of(last),
         last.anew_since,
         frozenset(commit.num_rounds for commit in (last, *last.history)),
     )

@@ -65,7 +65,7 @@ def catch_up(
         prepared = calls.in_parallel(run, repeated)
         for plan, result in zip(plans, prepared, strict=True):
             states[plan.cluster_index] = result.state
-            requests.previous_plans[plan.cluster_index] = plan
+            requests.remember(plan)
         for index in states.keys() & set(recorded.failed_clusters):
             forget_moments(states[index])
         for state in states.values():

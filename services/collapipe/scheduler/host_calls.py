@@ -159,7 +159,7 @@ class HostCalls:
                 if failed and first_failed is None:
                     first_failed = failed[0]
                     self.end_all()
-                self.look()
+                self.call_meanwhile()
             if first_failed is not None:
                 self.sleep(0)  # The job may have been cancelled since.
                 first_failed.result()
@@ -170,12 +170,12 @@ class HostCalls:
         done = start_detached(work)
         while not done.done():
             wait([done], timeout=_POLL_SECONDS)
-            self.look()
+            self.call_meanwhile()
             if self._cancelled.is_set():
                 raise CancelledError(self._cancel_reason)
         return done.result()
 
-    def look(self) -> None:
+    def call_meanwhile(self) -> None:
         """Calls `meanwhile`, unless that was a moment ago. Whoever waits for calls in another way has to call it several times a second."""
         if time.monotonic() >= self._next_meanwhile:
             self._meanwhile()

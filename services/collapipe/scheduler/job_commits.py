@@ -106,23 +106,25 @@ class JobCommits:
         if kept is not None:
             present = {host_id: host.incarnation for host_id, host in hosts.by_id.items()}
             kept = usable(kept, commits.last, hosts.edge_server.incarnation, present)
-        if kept is not None:
+        every = job.training.replicate_every
+        if kept is not None and can_catch_up(commits, every, (), rounds_left):
             rounds = range(commits.restorable, commits.num_rounds)
             found = [self._progress.jobs.find_round(last.job_id, index) for index in rounds]
             recorded = [one.attempt if one else None for one in found]
-            every = job.training.replicate_every
             kept = kept if can_catch_up(commits, every, recorded, rounds_left) else None
+        else:
+            kept = None
         return where_to_begin(commits, kept, job.training.rounds, rounds_left)
 
-    def beginning(self, last: plan_pb2.Commit, beginning: Beginning) -> plan_pb2.Commit:
-        """Returns the commit from which this attempt goes on."""
+    def go_to(self, last: plan_pb2.Commit, beginning: Beginning) -> plan_pb2.Commit:
+        """Goes to the commit from which this attempt goes on, and returns it."""
         commit = plan_pb2.Commit()
         if beginning.kept is not None:
             commit.CopyFrom(last)
             commit.ClearField("candidate")
         elif beginning.is_trained:
             if beginning.num_rounds > last.num_rounds:
-                last = self._go_to(beginning.num_rounds)
+                last = self._go_to_kept(beginning.num_rounds)
             # Only the evaluation is missing, which needs no optimizer states.
             commit.CopyFrom(last)
             commit.ClearField("candidate")
@@ -138,7 +140,7 @@ class JobCommits:
                 )
         return commit
 
-    def _go_to(self, num_rounds: int) -> plan_pb2.Commit:
+    def _go_to_kept(self, num_rounds: int) -> plan_pb2.Commit:
         """Makes a kept commit the last one, and returns it."""
         document = self._progress.document
         request = edge_server_pb2.RollBackRequest(

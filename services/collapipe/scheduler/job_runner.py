@@ -270,13 +270,14 @@ class JobRunner:
             self._calls,
             self._last_attempt,
             self._state.failing,
-            decides_anew=self._state.decides_anew(lacks_devices=bool(self._lacking)),
         )
+        decides_anew = self._state.decides_anew(lacks_devices=bool(self._lacking))
         try:
             while not rounds.is_trained:
                 began = self._telemetry.now()
                 reached = self._progress.document.num_rounds_reached
-                self._run_round(rounds, planner, self._job.training.local_steps)
+                local_steps = self._job.training.local_steps
+                self._run_round(rounds, planner, local_steps, decides_anew=decides_anew)
                 self._look_at_emulation(planner.hosts, began)
                 self._tell_recovery(f"round {rounds.num_rounds} is committed")
                 self._state = round_committed(
@@ -287,7 +288,8 @@ class JobRunner:
                     is_new=rounds.num_rounds > reached,
                 )
                 self._failure, self._cause = "", ""
-            self._run_round(rounds, planner, 0)  # Evaluates the final model.
+            # Evaluates the final model.
+            self._run_round(rounds, planner, 0, decides_anew=decides_anew)
             self._tell_recovery("the final model is evaluated")
         finally:
             self._had_no_plan = not rounds.state.has_plan
@@ -440,7 +442,9 @@ class JobRunner:
         }
         self._take(job_devices.use(self._state.devices, by_cluster, _processes(hosts.devices)))
 
-    def _run_round(self, rounds: RoundRunner, planner: Planner, local_steps: int) -> None:
+    def _run_round(
+        self, rounds: RoundRunner, planner: Planner, local_steps: int, *, decides_anew: bool
+    ) -> None:
         """Runs a round, or an evaluation if there are no local steps. Waits for devices without which no plan is possible, if they
         are being measured.
 
@@ -465,7 +469,7 @@ class JobRunner:
             if planner.hosts == before:
                 break
         try:
-            rounds.run(local_steps)
+            rounds.run(local_steps, decides_anew=decides_anew)
         finally:
             if not rounds.state.has_plan:
                 metrics.PLANS_INFEASIBLE.inc()
@@ -480,12 +484,13 @@ class JobRunner:
         # That another job has blamed a host does not end this attempt.
         before, now = planner.hosts, {host.host_id: host for host in self._registry.heard()}
         units = [cluster.control_unit.host_id for cluster in before.clusters]
-        for host_id in (before.edge_server.host_id, *units, *sorted(rounds.state_holders)):
+        needed = {id: before.by_id[id].incarnation for id in (before.edge_server.host_id, *units)}
+        for host_id, process in (needed | rounds.state_holders).items():
             if host_id not in now:
                 raise PeerLostError(
                     host_id, f"{host_id} has sent no heartbeat for {SILENCE_SECONDS:g} s"
                 )
-            if now[host_id].incarnation != before.by_id[host_id].incarnation:
+            if now[host_id].incarnation != process:
                 raise WrongStateError(f"{host_id} was restarted")
         hosts, missing = self._choose(fewer=True)
         if hosts is not None:

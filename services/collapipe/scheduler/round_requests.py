@@ -1,5 +1,7 @@
 """Makes the requests with which control units train their parts of rounds."""
 
+from collections.abc import Mapping
+
 from collapipe.rpc import grant_of, sign_grant
 from collapipe.rpc.credentials import Security
 from collapipe.scheduler.decisions import RoundDecision
@@ -32,6 +34,30 @@ class RoundRequests:
         self.restore_point = restore_point
         self.previous_plans: list[plan_pb2.Plan | None] = [None] * progress.job.clusters
         """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
+        self._holders: dict[int, Mapping[str, str]] = {}
+        """The processes of these hosts, by the index of the cluster and by host id."""
+
+    @property
+    def state_holders(self) -> dict[str, str]:
+        """The processes whose memory has optimizer states that the next round needs, by host id."""
+        return {id: process for held in self._holders.values() for id, process in held.items()}
+
+    def remember(self, plan: plan_pb2.Plan, processes: Mapping[str, str] | None = None) -> None:
+        """Takes the plan by which a cluster has ended a round.
+
+        Args:
+            processes: Those of its hosts, by host id; without it, the present ones.
+        """
+        if processes is None:
+            hosts = self._planner.hosts.by_id
+            processes = {stage.host_id: hosts[stage.host_id].incarnation for stage in plan.stages}
+        self.previous_plans[plan.cluster_index] = plan
+        self._holders[plan.cluster_index] = processes
+
+    def forget(self, cluster: int) -> None:
+        """Takes note that the optimizer states of a cluster are lost."""
+        self.previous_plans[cluster] = None
+        self._holders.pop(cluster, None)
 
     def make(
         self,

@@ -26,6 +26,7 @@ from collapipe.job_life.attempt import Phase, begin_attempt, step
 from collapipe.job_life.attempt_events import Because
 from collapipe.job_life.commits import Kept
 from collapipe.job_life.failing_clusters import FailingClusters
+from collapipe.job_life.tries import Failure, Kind
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.attempt_facts import attempt_rules, committed, name_of
 from collapipe.scheduler.catching_up import catch_up, forget_moments
@@ -129,7 +130,6 @@ class RoundRunner:
         planner: Has the hosts that take part. Its owner may change them between two rounds.
         before: What this attempt can use of the one before.
         failing: The clusters that have failed in earlier attempts.
-        decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
     """
 
     def __init__(
@@ -141,8 +141,6 @@ class RoundRunner:
         calls: HostCalls,
         before: LastAttempt | None = None,
         failing: FailingClusters | None = None,
-        *,
-        decides_anew: bool = True,
     ) -> None:
         self._progress = progress
         self._job = progress.job
@@ -150,7 +148,6 @@ class RoundRunner:
         self._planner = planner
         self._channels = channels
         self._calls = calls
-        self._decides_anew = decides_anew
         self._planning = RoundPlanning(progress, prepared, planner)
         self._unusual = UnusualChanges(progress)
         self._candidate_plans: list[plan_pb2.Plan | None] = []
@@ -161,16 +158,16 @@ class RoundRunner:
         """What runs the clusters of the present round."""
         self._round: _Round | None = None
         self._local_steps = 0
-        self._started = self._run_began = 0.0
+        self._started = self._run_began = self._next_tick = 0.0
         self._commits = JobCommits(progress, planner, channels, calls)
         self._commits.recover_result(prepared.commit)
         last = self._commits.with_copied_candidate(prepared.commit)
         beginning = self._commits.where_to_begin(last, before.kept if before else None)
-        kept = before if before and beginning.kept else None
-        self._results = _of_clusters(kept.results, beginning.kept) if kept else {}
+        usable = before if before and beginning.kept else None
+        self._results = _of_clusters(usable.results, beginning.kept) if usable else {}
         """What clusters have kept from the attempt before, and what they have ended in this round, by their indices."""
         self._evaluations = (
-            kept.evaluations if kept else Evaluations(self._job.task.kind, self._job.clusters)
+            usable.evaluations if usable else Evaluations(self._job.task.kind, self._job.clusters)
         )
         self._clusters = ClusterCalls(
             progress, planner, channels, calls, self._evaluations, prepared
@@ -179,8 +176,9 @@ class RoundRunner:
             progress, prepared, planner, channels.security, last.restore_point
         )
         for index, result in self._results.items():
-            self._requests.previous_plans[index] = result.message
-        self._commit = self._commits.beginning(last, beginning)
+            assert beginning.kept is not None
+            self._requests.remember(result.message, beginning.kept.processes[index])
+        self._commit = self._commits.go_to(last, beginning)
         self._is_trained = beginning.is_trained
         """Whether only the evaluation of the last commit is missing."""
         self.state = begin_attempt(
@@ -211,11 +209,9 @@ class RoundRunner:
         return LastAttempt(kept, _of_clusters(self._results, kept), self._evaluations)
 
     @property
-    def state_holders(self) -> set[str]:
-        """Ids of the hosts whose memory has units of the last commit."""
-        return {
-            stage.host_id for plan in self._requests.previous_plans if plan for stage in plan.stages
-        }
+    def state_holders(self) -> dict[str, str]:
+        """The processes whose memory has units of the last commit, by host id."""
+        return self._requests.state_holders
 
     def store_copied(self) -> None:
         """Stores whether the candidate is copied, for the next attempt, which another process of the scheduler may begin."""
@@ -230,7 +226,7 @@ class RoundRunner:
         the restore point.
 
         Args:
-            decides_anew: `False` if a repeated round must stay as it was, although this object might decide it anew.
+            decides_anew: Whether a repeated round may get other micro-batches, slices and codecs if no plan fits otherwise.
 
         Raises:
             CollapipeError: The round failed. Either nothing was committed, or the whole round was.
@@ -238,15 +234,14 @@ class RoundRunner:
         """
         self._local_steps, self._started = local_steps, time.monotonic()
         self._events = SimpleQueue()
-        self._events.put(life.RoundWanted(local_steps > 0, decides_anew and self._decides_anew))
+        self._events.put(life.RoundWanted(local_steps > 0, decides_anew))
         is_done = False
         try:
             while not is_done:
                 self.state, actions = step(self.state, self._next_event(), time.monotonic())
                 for action in actions:
+                    self._do(action)
                     is_done = isinstance(action, life.Done)
-                    if not is_done:
-                        self._do(action)
         finally:
             if self._work:  # Something unexpected was raised while clusters were running.
                 self._calls.end_all()
@@ -258,12 +253,14 @@ class RoundRunner:
         """Returns the next event. While clusters run, `Ticked` comes several times a second."""
         if self.state.phase is not Phase.RUNNING:
             return self._events.get_nowait()  # What was done last has put it there.
-        try:
-            return self._events.get(timeout=_TICK_SECONDS)
-        except Empty:
-            self._calls.look()
-            self.store_copied()
-            return life.Ticked()
+        left = self._next_tick - time.monotonic()
+        if left > 0:
+            with suppress(Empty):
+                return self._events.get(timeout=left)
+        self._next_tick = time.monotonic() + _TICK_SECONDS
+        self._calls.call_meanwhile()
+        self.store_copied()
+        return life.Ticked()
 
     def _do(self, action: life.Action) -> None:
         """Does what was decided. Puts the answer into the queue of events, if there is one.
@@ -300,6 +297,8 @@ class RoundRunner:
             case life.MoveRestorePoint():
                 self._join()
                 self._ask(self._move_restore_point)
+            case life.Done():
+                self._join()
             case life.Fail():
                 self._join()
                 raise self._why(action)
@@ -347,22 +346,23 @@ class RoundRunner:
                 return error
             case Because.TOO_MANY_ROWS:
                 assert fail.cluster is not None
-                return self._too_many_rows(fail.cluster)
+                return self._too_many_rows(fail.cluster, fail.num_rows)
             case Because.DIFFERS:
                 return AttemptFailedError(
                     f"cluster {fail.cluster} has repeated its rounds, but has other optimizer states than before: its hosts compute "
                     "differently, so all clusters repeat these rounds"
                 )
             case Because.NEEDS_NEW_MASKS:
-                return AttemptFailedError(str(self._error))
+                error = AttemptFailedError(str(self._error))
+                error.__cause__ = self._error
+                return error
         assert self._error is not None
         return self._error
 
-    def _too_many_rows(self, cluster: int) -> WrongStateError:
+    def _too_many_rows(self, cluster: int, num_rows: int) -> WrongStateError:
         state = self.state
-        rows = sum(state.samples[index] for index in state.present | {cluster})
         error = WrongStateError(
-            f"the clusters have trained on {rows} rows, cluster {cluster} alone on {state.samples[cluster]}, but the limit of this "
+            f"the clusters have trained on {num_rows} rows, cluster {cluster} alone on {state.samples[cluster]}, but the limit of this "
             f"round is {state.total_samples}, twice the rows of all clusters before it: run the round again"
         )
         error.prepared_by = self._planner.hosts.clusters[cluster].control_unit.host_id
@@ -374,7 +374,7 @@ class RoundRunner:
             case Because.CLUSTER_FAILED:
                 error = self._now.errors.get(cluster, error)
             case Because.TOO_MANY_ROWS:
-                error = self._too_many_rows(cluster)
+                error = self._too_many_rows(cluster, action.num_rows)
         self._progress.tell(
             scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT,
             f"round {self.state.num_rounds + 1} goes on without cluster {cluster}, which is tried again in round {action.again + 1}: "
@@ -429,12 +429,14 @@ class RoundRunner:
                     change=say_change(decision),
                 )
             )
-        hosts = self._planner.hosts.by_id
+        hosts, kept = self._planner.hosts.by_id, self.state.kept
+        processes = dict(kept.processes) if kept else {}  # Their hosts may take no part any more.
+        for plan in document.plans:
+            if plan.cluster_index not in processes:
+                stages = {stage.host_id: hosts[stage.host_id].incarnation for stage in plan.stages}
+                processes[plan.cluster_index] = stages
         return life.Planned(
-            {
-                plan.cluster_index: {s.host_id: hosts[s.host_id].incarnation for s in plan.stages}
-                for plan in document.plans
-            },
+            processes,
             is_decided=self._planning.is_repeated(round_index) or document.is_revealed,
             late=frozenset(document.late_clusters),
             failed=frozenset(document.failed_clusters),
@@ -453,22 +455,28 @@ class RoundRunner:
         plans = [plan for plan in self._now.document.plans if plan.cluster_index in clusters]
         self._run_began = time.perf_counter()
         executor = ThreadPoolExecutor(len(plans), "cluster")
-        self._work = [executor.submit(self._run_and_tell, plan) for plan in plans]
-        executor.shutdown(wait=False)
+        try:
+            for plan in plans:
+                self._work.append(executor.submit(self._run_and_tell, plan))
+        finally:
+            executor.shutdown(wait=False)
 
     def _run_and_tell(self, plan: plan_pb2.Plan) -> None:
         index, round_ = plan.cluster_index, self._now
         try:
             prepared = self._run_cluster(plan)
-        except BaseException as error:
+            result = ClusterResult(prepared, plan, round_.decision.plans[index])
+            self._results[index] = result
+            if prepared.candidate_copied:
+                self._events.put(life.Copied(index))
+            self._events.put(life.ClusterEnded(index, prepared.state.num_samples))
+        except CollapipeError as error:
             round_.errors[index] = error
             self._events.put(life.ClusterFailed(index, failure_of(error)))
-            return
-        result = ClusterResult(prepared, plan, round_.decision.plans[index])
-        self._results[index] = result
-        if prepared.candidate_copied:
-            self._events.put(life.Copied(index))
-        self._events.put(life.ClusterEnded(index, prepared.state.num_samples))
+        except BaseException as error:  # It is not the fault of the cluster.
+            logger.exception("job %s: the work for cluster %d failed", self._progress.job_id, index)
+            round_.errors[index] = error
+            self._events.put(life.ClusterFailed(index, Failure(Kind.BUG)))
 
     def _run_cluster(self, plan: plan_pb2.Plan) -> control_unit_pb2.RoundPrepared:
         """Runs the part of one cluster."""
@@ -540,8 +548,12 @@ class RoundRunner:
         clusters = self.state.clusters
         if cluster in clusters.ended and cluster not in clusters.failed:
             return self._results[cluster].prepared
+        measured = self._now.stages.get(cluster)
+        if cluster in clusters.ended:
+            stages = self._results[cluster].prepared.summary.stages
+            measured = job_pb2.RoundSummary(stages=stages)
         unprepared = control_unit_pb2.RoundPrepared(
-            state=self._commit.clusters[cluster], summary=self._now.stages.get(cluster)
+            state=self._commit.clusters[cluster], summary=measured
         )
         if cluster in clusters.failed:
             forget_moments(unprepared.state)
@@ -583,9 +595,9 @@ class RoundRunner:
         self._unusual.look_at(round_.index, round_.changes, document.plans)
         for index, plan in enumerate(document.plans):
             if index in clusters.failed:
-                self._requests.previous_plans[index] = None
+                self._requests.forget(index)
             elif index not in clusters.late:
-                self._requests.previous_plans[index] = plan
+                self._requests.remember(plan, self.state.processes[index])
         self._requests.restore_point = self._commit.restore_point
         if self._commit.candidate.num_rounds == self._commit.num_rounds:
             self._candidate_plans = list(self._requests.previous_plans)

@@ -51,7 +51,7 @@ def test_results_of_another_round_are_not_used(last: tuple[int, int]) -> None:
     assert usable_of(last) == set()
 
 
-COMMITS = Commits((2, 7), 4, None, 1, frozenset({4, 5, 6, 7}))
+COMMITS = Commits((2, 7), 4, 1, frozenset({4, 5, 6, 7}))
 
 
 @pytest.mark.parametrize(

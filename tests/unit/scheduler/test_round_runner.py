@@ -23,7 +23,7 @@ from collapipe.errors import (
 )
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import LEAST_NOISE, JobConfig
-from collapipe.job_life.attempt_events import Copied, TrainingBegan
+from collapipe.job_life.attempt_events import CaughtUp, Copied, TrainingBegan
 from collapipe.job_life.restore_points import becomes_candidate
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler import round_runner
@@ -237,7 +237,7 @@ def run_to_commit(
             self._events.put(TrainingBegan(index))
             if index not in ended:
                 assert is_ended[index].wait(LIMIT_SECONDS)
-                raise CancelledError("the call was ended")
+                raise AttemptFailedError("the call was ended")
             summary = RoundSummary(local_steps=1)
             return RoundPrepared(state=ClusterState(cluster_index=index), summary=summary)
 
@@ -342,6 +342,47 @@ def test_attempt_begins_with_the_candidate_that_all_clusters_have_copied(store: 
     for copied, begins_at in (((1, 3), 3), ((0, 3), 2), (None, 2)):
         document.copied_candidate = copied
         assert Moving(store, document, planner, commit).num_rounds == begins_at
+
+
+def test_evaluation_leaves_the_calls_of_the_job_open(store: JobStore) -> None:
+    class Evaluating(Runner):
+        def _run_cluster(self, plan: Plan) -> RoundPrepared:
+            return RoundPrepared()
+
+    runner = Evaluating(store, store.create(job()), ScriptedPlanner("device-0", 4), Commit())
+    runner.run(local_steps=0)
+    assert not runner._calls.is_ending
+
+
+def test_kept_result_is_used_though_its_device_takes_no_part_any_more(store: JobStore) -> None:
+    class Failing(Runner):
+        def _run_cluster(self, plan: Plan) -> RoundPrepared:
+            ran.append(plan.cluster_index)
+            if plan.cluster_index == 1:
+                raise AttemptFailedError("a cluster failed")
+            return RoundPrepared(state=ClusterState(cluster_index=plan.cluster_index))
+
+        def _commit_round(self, *_: Any, **__: Any) -> CommitRoundResponse:
+            raise CommitReachedError
+
+    ran: list[int] = []
+    states = [ClusterState(cluster_index=index) for index in range(2)]
+    commit = Commit(clusters=states, restore_point=Commit(clusters=states))
+    document = store.create(job(more={"clusters": 2}))
+    first = Failing(store, document, ScriptedPlanner("device-2", 4, 4), commit)
+    with pytest.raises(AttemptFailedError):
+        first.run(local_steps=1)
+    planner = ScriptedPlanner("device-0", 4, 4)
+    second = Failing(store, document, planner, commit, before=first.last_attempt)
+    assert second.state_holders == {"device-2": ""}
+    planner.hosts = hosts(num_devices=2)
+    second._catch_up = lambda action: CaughtUp()  # type: ignore[method-assign]
+    ran.clear()
+    with pytest.raises(AttemptFailedError):
+        second.run(local_steps=1)
+    assert ran == [1]
+    kept = second.last_attempt.kept
+    assert kept is not None and kept.processes == {0: {"device-2": ""}}
 
 
 class Committing(Runner):
