@@ -48,7 +48,6 @@ class Planner:
 
     Args:
         knowledge: What is known about the hosts; the planner updates it.
-        current_plans: The plans of the last committed round; empty before the first one.
         explorer: Only for the strategy `dssra`.
         profile: Measures hosts that are not in the knowledge yet. If it is `None`, no unknown device can join.
     """
@@ -60,7 +59,6 @@ class Planner:
         hosts: JobHosts,
         knowledge: Knowledge,
         telemetry: Telemetry,
-        current_plans: RoundPlan = (),
         explorer: Explorer | None = None,
         profile: Callable[[JobHosts, Knowledge | None], Knowledge] | None = None,
     ) -> None:
@@ -69,7 +67,8 @@ class Planner:
         self._hosts = hosts
         self._knowledge = knowledge
         self._telemetry = telemetry
-        self._current_plans = current_plans
+        self._current_plans: RoundPlan = ()
+        """The plans of the last committed round; empty before the first one."""
         self._explorer = explorer
         self._profile = profile
         self._profiling: Future[Knowledge] | None = None
@@ -115,8 +114,8 @@ class Planner:
                 known, knowledge = hosts, profile(hosts, knowledge)
             if explorer is not None:
                 explorer.take_hosts(known)
-            plans = _among(known, state.current_plans)
-            planner = cls(job, sizes, known, knowledge, telemetry, plans, explorer, profile)
+            planner = cls(job, sizes, known, knowledge, telemetry, explorer, profile)
+            planner._current_plans = _among(known, state.current_plans)
             planner.take_hosts(hosts)
             return planner
         knowledge = profile(hosts, None)
