@@ -75,7 +75,7 @@ from collapipe.rpc import (  # noqa: E402
 )
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
 from collapipe.scheduler import round_answers  # noqa: E402
-from collapipe.scheduler.job_store import JobDocument  # noqa: E402
+from collapipe.scheduler.job_documents import JobDocument  # noqa: E402
 from collapipe.scheduler.scrape import read_page  # noqa: E402
 from collapipe.secure_aggregation.keys import PublicKeys  # noqa: E402
 from collapipe.tasks.vocabulary import parse_vocabulary  # noqa: E402

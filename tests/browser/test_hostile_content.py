@@ -20,7 +20,8 @@ from collapipe.documents import read_document
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_registry import SILENCE_SECONDS
-from collapipe.scheduler.job_store import JobStore, RoundDocument
+from collapipe.scheduler.job_documents import RoundDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.server import WebServer
 from collapipe.v1 import scheduler_pb2

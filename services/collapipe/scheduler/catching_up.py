@@ -33,12 +33,10 @@ def catch_up(
     """
     behind = [i for i in range(progress.job.clusters) if i not in kept]
     num_repeated = commit.num_rounds - requests.restore_point.num_rounds
-    rounds = f"round {commit.num_rounds + 1}"
-    if num_repeated:
-        rounds = f"{committed_rounds(num_repeated)} and {rounds}"
+    before = f"{committed_rounds(num_repeated)} and " if num_repeated else ""
     progress.tell(
         scheduler_pb2.INCIDENT_CODE_ROUNDS_REPEATED,
-        f"repeats {rounds} without {_named(kept)}, whose results of this round are kept",
+        f"repeats {before}round {commit.num_rounds + 1} without {_named(kept)}, whose results of this round are kept",
     )
     restore_point = plan_pb2.Commit()
     restore_point.CopyFrom(requests.restore_point)
@@ -49,19 +47,12 @@ def catch_up(
         plans, decision = planner.decide(round_index, recorded.plans)
         running = set(behind) - set(recorded.late_clusters)
         plans = [plan for plan in plans if plan.cluster_index in running]
-        repeated = [
-            requests.make(
-                plan,
-                decision,
-                round_index,
-                states[plan.cluster_index],
-                recorded,
-                commit.anew_since,
-            )
-            for plan in plans
-        ]
-        for request in repeated:
+        repeated = []
+        for plan in plans:
+            base = states[plan.cluster_index]
+            request = requests.make(plan, decision, round_index, base, recorded, commit.anew_since)
             request.is_committed = True
+            repeated.append(request)
         prepared = calls.in_parallel(run, repeated)
         for plan, result in zip(plans, prepared, strict=True):
             states[plan.cluster_index] = result.state
@@ -72,12 +63,7 @@ def catch_up(
             for unit, weights in zip(state.units, committed.global_units, strict=True):
                 unit.weights_digest = weights.weights_digest
                 unit.frozen_digest = weights.frozen_digest
-    return [
-        index
-        for index, state in states.items()
-        if [unit.optimizer_digest for unit in state.units]
-        != [unit.optimizer_digest for unit in commit.clusters[index].units]
-    ]
+    return [i for i, state in states.items() if _moments(state) != _moments(commit.clusters[i])]
 
 
 def weights_since_restore_point(last: plan_pb2.Commit) -> Sequence[plan_pb2.Commit]:
@@ -86,6 +72,10 @@ def weights_since_restore_point(last: plan_pb2.Commit) -> Sequence[plan_pb2.Comm
     return [
         kept[number] for number in range(last.restore_point.num_rounds + 1, last.num_rounds + 1)
     ]
+
+
+def _moments(state: plan_pb2.ClusterState) -> list[str]:
+    return [unit.optimizer_digest for unit in state.units]
 
 
 def forget_moments(state: plan_pb2.ClusterState) -> None:

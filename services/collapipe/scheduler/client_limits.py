@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from collapipe.errors import InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig
-from collapipe.scheduler.job_store import JobDocument
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.v1 import scheduler_pb2
 
 MOST_JOB_BYTES = 256 << 10

@@ -37,9 +37,10 @@ from collapipe.scheduler.host_registry import (
     choose_hosts,
     timestamp_after,
 )
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from collapipe.scheduler.job_store import JobDocument
+from collapipe.scheduler.job_documents import JobDocument
 
 _DAY_SECONDS = 86_400
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from collapipe.errors import InfeasibleError, InvalidInputError
 from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import RoundDocument
 from collapipe.scheduler.planner import Planner
 from collapipe.v1 import plan_pb2, scheduler_pb2
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from collapipe.rpc import grant_of, sign_grant
 from collapipe.rpc.credentials import Security
 from collapipe.scheduler.decisions import RoundDecision
+from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import RoundDocument
 from collapipe.scheduler.planner import Planner
 from collapipe.v1 import control_unit_pb2, plan_pb2
 

@@ -36,9 +36,9 @@ from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.failures import failure_of
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_commits import JobCommits
+from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import RoundDocument
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.planner import Planner

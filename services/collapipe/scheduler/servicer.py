@@ -35,8 +35,9 @@ from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain, idle_reasons
 from collapipe.scheduler.host_claims import check_claims
 from collapipe.scheduler.host_registry import HostRegistry
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_runner import JobRunner
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.privacy_account import check_first_round

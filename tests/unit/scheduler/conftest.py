@@ -7,8 +7,9 @@ import pytest
 
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_store import JobStore
 
 from .jobs import Clock, job
 

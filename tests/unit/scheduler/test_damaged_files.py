@@ -11,8 +11,9 @@ from stored_jobs import StoredRow
 from collapipe.database import FILE_NAME
 from collapipe.errors import CollapipeError, CorruptDataError
 from collapipe.scheduler.events import EventLog
+from collapipe.scheduler.job_documents import RoundResult
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobStore, RoundResult
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.scheduler_pb2 import (

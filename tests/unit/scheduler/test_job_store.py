@@ -19,8 +19,9 @@ from collapipe.job import JobConfig
 from collapipe.scheduler import job_store
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.grant_numbers import GrantNumbers
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument, RoundResult
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.retention import Retention
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage

@@ -11,8 +11,9 @@ from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import HostRegistry
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.web import records
 from collapipe.scheduler.web import report as report_parts
 from collapipe.scheduler.web.records import Records

@@ -19,7 +19,8 @@ from collapipe.scheduler.host_registry import (
     HostRegistry,
     JobHosts,
 )
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web import job_values, snapshot
 from collapipe.scheduler.web.job_values import status_of

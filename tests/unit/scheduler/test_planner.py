@@ -17,7 +17,8 @@ from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision, hosts_of
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import JobHosts
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_documents import JobDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planner import Planner

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from collapipe.scheduler.job_store import JobDocument
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.turns import turns
 from collapipe.v1 import scheduler_pb2

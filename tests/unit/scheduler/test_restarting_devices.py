@@ -10,8 +10,9 @@ from collapipe.job_life import job_devices
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_registry import HostRegistry
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_runner import JobRunner
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.v1 import scheduler_pb2
 from collapipe.v1.scheduler_pb2 import Host
@@ -46,7 +47,7 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
         liar.CopyFrom(present.by_id["device-0"])
         liar.incarnation = str(next(numbers))
         registry.register(liar)
-        rounds: Any = SimpleNamespace(state_holders=taken[-1], num_rounds=0)
+        rounds: Any = SimpleNamespace(state_holders=processes, num_rounds=0)
         runner._begin_round(rounds, SimpleNamespace(hosts=chosen, take_hosts=lambda _: None))  # type: ignore[arg-type]
 
     monkeypatch.setattr(runner, "_run_attempt", attempt)

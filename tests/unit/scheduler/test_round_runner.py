@@ -31,9 +31,10 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_commits import JobCommits
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
 from collapipe.scheduler.round_runner import RoundRunner

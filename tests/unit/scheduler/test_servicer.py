@@ -18,8 +18,9 @@ from collapipe.scheduler import model_use
 from collapipe.scheduler import servicer as scheduler_servicer
 from collapipe.scheduler.events import Event
 from collapipe.scheduler.host_registry import EDGE_SERVER, HostRegistry
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument
 from collapipe.scheduler.job_runner import JobRunner
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.model_use import ModelUse
 from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.servicer import SchedulerServicer

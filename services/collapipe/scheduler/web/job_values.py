@@ -11,7 +11,7 @@ from typing import Any
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import Event, EventLog
-from collapipe.scheduler.job_store import JobDocument
+from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.web.values import Value, mean, metrics_of, number, text
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 

@@ -10,7 +10,8 @@ from collapipe.rpc import ChannelPool
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HostRegistry
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument, RoundResult
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument, RoundResult
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.round_sum import computing_seconds
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline

@@ -6,7 +6,8 @@ from typing import Any
 
 from collapipe.errors import NotFoundError
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.job_store import JobDocument, JobStore
+from collapipe.scheduler.job_documents import JobDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.web.job_values import (
     MOST_EVENTS,
     WatchedJob,

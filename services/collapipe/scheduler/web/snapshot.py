@@ -22,7 +22,8 @@ from collapipe.scheduler.host_registry import (
     ROLE_NAMES,
     HostRegistry,
 )
-from collapipe.scheduler.job_store import JobDocument, JobStore, RoundDocument
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.web.job_values import (
     WatchedJob,
     config_of,

@@ -6,7 +6,7 @@ from typing import Any
 
 from collapipe.codec_numbers import CODEC_NAMES
 from collapipe.printable import printable
-from collapipe.scheduler.job_store import RoundDocument
+from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.unit_names import unit_words
 from collapipe.v1 import job_pb2, plan_pb2
 
