@@ -53,19 +53,22 @@ class Record:
     closing_lines: list[str]
 
 
+DECISIONS = (
+    *("services/collapipe/job_life", "services/collapipe/edge_server/commits.py"),
+    *("services/collapipe/scheduler/attempt_facts.py", "tests/disturbed_jobs"),
+)
+"""What imitated jobs run through."""
 _PYTEST = "-m pytest --quiet --no-skips"
 PARTS: Mapping[str, Part] = {
     "exactness": Part(f"{_PYTEST} --capture=no tests/campaign/test_exactness.py"),
     "examples": Part(
         f"{_PYTEST} --timeout 3600 -m hypothesis --hypothesis-profile campaign tests/unit"
     ),
-    "disturbed jobs": Part(
-        "-m benchmarks.disturbed_jobs --seeds 1000000",
-        ("services/collapipe/job_life", "services/collapipe/edge_server", "tests/disturbed_jobs"),
-    ),
+    "disturbed jobs": Part("-m benchmarks.disturbed_jobs --seeds 1000000", DECISIONS),
+    "mutations": Part("-m benchmarks.disturbed_jobs --mutations", DECISIONS),
     "chaos": Part("-m benchmarks.chaos --runs 200"),
     "kills": Part("-m benchmarks.restarts --kills 300"),
-    "power losses": Part(f"{_PYTEST} --capture=no tests/campaign/test_power_losses.py"),
+    "deaths": Part(f"{_PYTEST} --capture=no tests/campaign/test_deaths.py"),
     "fuzz": Part("-m benchmarks.fuzz --messages 1000000 --seconds 500"),
     "attacker": Part("-m benchmarks.attacker --rounds 1300"),
     "soak": Part("-m benchmarks.soak --rounds 2000 --jobs 50"),
@@ -77,7 +80,7 @@ PARTS: Mapping[str, Part] = {
     "rates": Part(
         f"{_PYTEST} tests/campaign --ignore tests/campaign/test_exactness.py "
         "--ignore tests/campaign/test_growth.py --ignore tests/campaign/test_exports.py "
-        "--ignore tests/campaign/test_power_losses.py"
+        "--ignore tests/campaign/test_deaths.py"
     ),
     "mutants": Part("-m benchmarks.mutants", ("services/collapipe", "clients", "tests")),
 }

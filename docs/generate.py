@@ -118,7 +118,7 @@ def campaign_page() -> str:
 _JOB_LIFE = """\
 # The life of a job
 
-A job runs rounds until all are committed. What happens in a round, and what follows when something fails, is decided by functions of plain data. They are in `services/collapipe/job_life/`, and nothing there reads a clock, a socket, a file or a lock.
+A job runs rounds until all are committed ([Concepts](concepts.md) explains the words). What happens in a round, and what follows when something fails, is decided by functions of plain data. They are in `services/collapipe/job_life/`, and nothing there reads a clock, a socket, a file or a lock.
 
 ## Who decides what
 
@@ -131,11 +131,11 @@ A job runs rounds until all are committed. What happens in a round, and what fol
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 
-`RoundRunner` in the scheduler is the shell around `step`. Its thread takes one event after the other from a queue, and does what was decided. The calls to the clusters of a round run in threads of their own. They put what happens into this queue, and change nothing with which is decided. Whatever must survive is stored before the act: who takes part before the commit is asked for, and what a round may reveal before anything is sent.
+`RoundRunner` in the scheduler is the shell around `step`. The thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. Whatever must survive is stored first: the clusters that count before the commit, and the loss of privacy before any cluster trains.
 
 ## The cases
 
-Each case has a phase and an event. Any other event in a phase is a fault of the program, and raises an error.
+Each case has a phase and an event. Any other event in a phase is a bug, and raises an error.
 
 | phase | what is observed | what may follow |
 |---|---|---|
@@ -147,16 +147,16 @@ _IMITATED = """
 `tests/disturbed_jobs/` imitates whole jobs in simulated time, with these decisions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. These promises are checked while it runs:
 
 1. An attempt commits a round once, and each commit follows the one before it.
-2. A job ends or gets further within its own limits. Late clusters end soon.
-3. After a loss of power, the job goes on to the same weights, and no result of a round is lost.
-4. A repeated round has the same result as before, unless its record says that it was decided anew.
+2. A job ends or commits within twice `schedule.retry_seconds` and the time of its rounds. Late clusters stop within seconds.
+3. After a loss of power, the job goes on, and no result of a round is lost.
+4. A repeated round has the same result as before, unless it got another plan, left out a further cluster, or a host computed differently.
 5. No result of another attempt is committed, unless it was kept. A cluster that kept its result does not run again.
-6. Nothing is sent that the privacy account does not have. The masks of a round are revealed for one set of clusters only.
+6. No cluster trains before the privacy account has counted the round. The keys that remove the masks of a round are revealed for one set of clusters only.
 7. The optimizer states of the restore point exist somewhere.
 8. What a job remembers of devices stays bounded.
 
-`make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command puts each of the faults in `mutations.yaml` into the decisions, and says which seed finds it.
-The imitated scheduler does what the real one does, in its own words. So kills of real processes (`tests/faults/`) stay. `tests/faults/test_power_loss.py` lets a real service die between two of its writes, and the campaign at each of them.
+`make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command injects each mutation of `mutations.yaml`, and prints the first seed whose job breaks a promise.
+The imitated scheduler is a second implementation of the shell, which may differ from the real one. So `tests/faults/` also kills real processes. `test_deaths.py` lets each of three services die at two of its writes, and the campaign at every one.
 """
 
 

@@ -71,9 +71,9 @@ class Store:
     """What survives a loss of power.
 
     Args:
-        loses_power: How often power is lost around a write.
-        is_full: How often there is no room for a write.
-        results: How often the energy of each round was counted.
+        loses_power: Chance that power is lost before or after a write.
+        is_full: Chance that there is no room for a write.
+        results: The attempt whose result is stored, for each round.
         spent: The attempts at rounds that count in the privacy account.
     """
 
@@ -202,7 +202,12 @@ class ImitatedJob:
         raise AssertionError("power was lost too often")
 
     def write(self, change: Callable[[Store], object]) -> None:
-        """Changes the store. Power may be lost before it and after it, or there may be no room; then raises `RoundFailedError`."""
+        """Changes the store.
+
+        Raises:
+            PowerLostError: Power was lost before or after the change.
+            RoundFailedError: The disk is full.
+        """
         self._may_lose_power()
         if self.world.happens(self.store.is_full):
             self.world.tell("the disk is full")
@@ -223,6 +228,9 @@ class ImitatedJob:
         promise(store.num_reached == number, "the job ended with fewer rounds than it had")
         lost = set(range(number)) - store.results.keys()
         promise(not lost, f"the results of rounds {lost} are lost")
+        made = {index: edge.made_by[index + 1] for index in range(number)}
+        other = [index for index, attempt in made.items() if store.results[index] != attempt]
+        promise(not other, f"rounds {other} have the results of other attempts")
 
     def _run_attempts(self) -> GivesUp | None:
         has_failed = False
@@ -394,6 +402,8 @@ class AttemptShell:
         """What will come of each cluster that runs."""
         self.differing: tuple[int, ...] = ()
         self.late_since: float | None = None
+        self.kept: frozenset[int] = frozenset()
+        """The clusters that have run the present round in the attempt before."""
         self.counted: set[int] = set()
         """The clusters that have evaluated the model of this round, or need not."""
         self._recover_result(job.world.edge.commit)
@@ -445,14 +455,14 @@ class AttemptShell:
     def _recover_result(self, last: Commit) -> None:
         index = last.num_rounds - 1
         record = self.store.rounds.get(index)
-        if index < 0 or index in self.store.results or record is None:
+        if index < 0 or self.store.results.get(index) == last.attempt or record is None:
             return
         if record.attempt == last.attempt and record.is_measured:
             self._store_result(index, last)
 
     def _store_result(self, index: int, commit: Commit) -> None:
         def store_all(store: Store) -> None:
-            store.results[index] = store.results.get(index, 0) + 1
+            store.results[index] = commit.attempt
             self._note_committed(commit)(store)
 
         self.owner.write(store_all)
@@ -502,7 +512,6 @@ class AttemptShell:
                 is_done = isinstance(action, life.Done)
             more = self.state.kept.num_failures - failures_before if self.state.kept else 0
             promise(more <= 1, "an attempt counts twice among those that fail on their way")
-        promise(not self.running, "a cluster still runs after its round")
         expected = self.state.clusters.failed if trains else set(range(self.world.num_clusters))
         lacking = expected - self.counted if evaluates else set()
         promise(not lacking, f"the evaluation waits for clusters {lacking} for ever")
@@ -533,7 +542,7 @@ class AttemptShell:
 
     def _observed(self, event: life.Event) -> life.Event | None:
         """Lets what happens in a cluster change the world. Returns the event, or `None` if its call was ended before."""
-        if not isinstance(event, (life.ClusterEnded, life.ClusterFailed)):
+        if not isinstance(event, (life.ClusterFinished, life.ClusterFailed)):
             cluster = event.cluster  # type: ignore[union-attr]
             if isinstance(event, life.Copied):
                 moments = digests(self.commit.candidate.clusters[cluster])[1]
@@ -541,6 +550,8 @@ class AttemptShell:
                     return None
                 if moments is not None:
                     self.world.units[cluster].on_disk.add(moments)
+            if isinstance(event, life.TrainingBegan) and cluster in self.running:
+                self.counted.add(cluster)  # It evaluates first.
             return event if cluster in self.running else None
         cluster = event.cluster
         if cluster not in self.running:
@@ -554,8 +565,9 @@ class AttemptShell:
             attempt = (self.commit.num_rounds, self.store.attempt)
             self.world.edge.pushed[cluster] = (*attempt, digests(state)[0])
             self.results[cluster] = state
-            return life.ClusterEnded(cluster, state.num_samples)
-        return life.ClusterEnded(cluster, 0)
+            return life.ClusterFinished(cluster, state.num_samples)
+        self.counted.add(cluster)
+        return life.ClusterFinished(cluster, 0)
 
     def _trained(self, cluster: int) -> ClusterState:
         index = self.commit.num_rounds
@@ -595,10 +607,10 @@ class AttemptShell:
             case life.SpendPrivacy():
                 key = (self.store.attempt, self.commit.num_rounds)
                 self.owner.write(lambda store: store.spent.append(key))
-            case life.LeaveOut():
+            case life.ReportLeftOut():
                 # A repeated round may go on without a cluster that fails again and again. Its record says so.
                 self.world.edge.expect_others(self.commit.num_rounds + 1)
-            case life.CountNothing():
+            case life.CountNoRows():
                 self.counted.add(action.cluster)
             case life.Run():
                 for cluster in sorted(action.clusters):
@@ -607,9 +619,9 @@ class AttemptShell:
                 for cluster in sorted(action.clusters - self.ended_early):
                     self.ended_early.add(cluster)
                     self._at(0.5, self.outcomes[cluster])
-            case life.EndCalls():
+            case life.CancelCalls():
                 self._end_calls(action.clusters, Kind.PASSING)
-            case life.EndAll():
+            case life.CancelAll():
                 self._end_calls(self.running, Kind.CANCELLED)
             case life.Commit():
                 self._commit_clusters(action)
@@ -617,8 +629,11 @@ class AttemptShell:
                 attempt = Attempt(
                     round_index=self.commit.num_rounds - 1, attempt=self.store.attempt
                 )
-                is_last = commits.is_repeated(self.world.edge.commit, attempt)
+                is_last = commits.is_already_committed(self.world.edge.commit, attempt)
                 promise(is_last, "the restore point of another commit is moved")
+                if self.world.happens(0.01):
+                    self._fail(Failure(Kind.HOST_LOST, EDGE_SERVER))
+                    return
                 commit = self._commit(attempt, [], (), is_candidate=False, candidate_copied=True)
                 self.events.append(committed(commit))
             case life.Done():
@@ -632,7 +647,7 @@ class AttemptShell:
         match fail.because:
             case life.Because.CLUSTER_FAILED:
                 return self.errors[fail.cluster or 0]
-            case life.Because.AS_TOLD:
+            case life.Because.PHASE_FAILED:
                 return self.error
         return Failure(Kind.PASSING)
 
@@ -657,8 +672,6 @@ class AttemptShell:
         key = (self.store.attempt, self.commit.num_rounds)
         is_spent = not (self.state.trains and self.rules.is_private) or key in self.store.spent
         promise(is_spent, "a cluster trains, and the privacy account does not have it")
-        if self.state.evaluates:
-            self.counted.add(cluster)
         self._forget_copies(cluster)
         _, moments = digests(self.commit.clusters[cluster])
         if self.state.trains and not self.world.has_moments(cluster, moments):
@@ -672,7 +685,7 @@ class AttemptShell:
         self._at(0.2, life.TrainingBegan(cluster))
         if outcome.copied_at is not None:
             self._at(outcome.copied_at, life.Copied(cluster))
-        end: life.Event = life.ClusterEnded(cluster, _ROWS)
+        end: life.Event = life.ClusterFinished(cluster, _ROWS)
         if outcome.failure is not None:
             end = life.ClusterFailed(cluster, outcome.failure)
         self.outcomes[cluster] = end
@@ -681,7 +694,7 @@ class AttemptShell:
     def _outcome(self, cluster: int) -> Outcome:
         draw, unit = self.world.random, self.world.units[cluster]
         at = draw.uniform(1.0, 5.0) * (8.0 if self.world.happens(unit.slow) else 1.0)
-        failure = self.world.failure_of(cluster, self.processes[cluster])
+        failure = self.world.disturb_cluster(cluster, self.processes[cluster])
         copied_at = None
         if self.state.candidate is not None and not self.world.happens(0.1):
             copied_at = draw.uniform(0.3, 6.0)
@@ -716,7 +729,7 @@ class AttemptShell:
                 return
             self.world.now += 0.5
             running = sorted(states.keys() - record.late)
-            failures = {i: self.world.failure_of(i, self.processes[i]) for i in running}
+            failures = {i: self.world.disturb_cluster(i, self.processes[i]) for i in running}
             failed = {i: failure for i, failure in failures.items() if failure is not None}
             if failed:  # Those that have not failed themselves are ended.
                 for cluster in running:
@@ -735,6 +748,8 @@ class AttemptShell:
                 weights = int(kept[number].global_units[0].weights_digest)
                 _, moments = digests(states[cluster])
                 is_new = cluster in record.failed
+                if is_new:
+                    self.holders.pop(cluster, None)
                 states[cluster] = state_of(cluster, weights, None if is_new else moments)
         differing = [
             i for i, state in states.items() if digests(state)[1] != digests(last.clusters[i])[1]
@@ -747,6 +762,7 @@ class AttemptShell:
         promise(not self.differing, "a cluster goes on with other optimizer states than before")
         index, store, world = self.commit.num_rounds, self.store, self.world
         self.results = {i: self.results[i] for i in sorted(action.kept)}
+        self.kept = action.kept
         world.now += 0.1
         if world.happens(0.01):
             kind = world.random.choice((Kind.NO_PLAN, Kind.INVALID, Kind.LASTING))
@@ -787,7 +803,7 @@ class AttemptShell:
             life.Planned(
                 processes,
                 is_decided=is_repeated or record.is_revealed,
-                late=record.late,
+                left_out=record.late,
                 failed=record.failed,
                 is_revealed=record.is_revealed,
                 total_samples=total,
@@ -815,7 +831,7 @@ class AttemptShell:
                 states.append(state_of(cluster, weights, None if is_new else moments))
         self.record = replace(
             self.record,
-            late=action.late,
+            late=action.left_out,
             failed=action.failed,
             ended_early=frozenset(
                 i for i in clusters.ended - clusters.failed if self.results[i].step_index == 1
@@ -825,10 +841,10 @@ class AttemptShell:
         )
         record = self.record
         self.owner.write(lambda store: store.rounds.__setitem__(index, record))
-        present = frozenset(range(world.num_clusters)) - action.late
+        present = frozenset(range(world.num_clusters)) - action.left_out
         rows = sum(states[each].num_samples for each in present)
         promise(not record.total_samples or rows <= record.total_samples, "too many rows")
-        for each in action.late:
+        for each in action.left_out:
             before = digests(self.commit.clusters[each])[1]
             is_kept = digests(states[each])[1] in (before, None)
             promise(is_kept, f"late cluster {each} has trained in a commit")
@@ -843,9 +859,10 @@ class AttemptShell:
             commit = self._commit(
                 attempt,
                 states,
-                action.late,
+                action.left_out,
                 is_candidate=action.is_candidate,
                 candidate_copied=action.candidate_copied,
+                kept=self.kept,
             )
         except WrongStateError:
             is_restarted = str(world.edge.process) != self.edge_process
@@ -871,6 +888,7 @@ class AttemptShell:
         *,
         is_candidate: bool,
         candidate_copied: bool,
+        kept: Collection[int] = (),
     ) -> Commit:
         keeps = self.owner.rules.max_private_rounds < 10**6
         commit = Commit()
@@ -881,6 +899,7 @@ class AttemptShell:
                 late,
                 is_candidate=is_candidate,
                 candidate_copied=candidate_copied,
+                kept=kept,
                 keeps_furthest=keeps,
             )
         )

@@ -54,7 +54,7 @@ def state_of(cluster: int, weights: int, moments: int | None, num_samples: int =
 
 @dataclass
 class Host:
-    """A device of the world, and how often something happens to it in a round."""
+    """A device of the world, and the chances of what happens to it."""
 
     cluster: int
     dies: float = 0.0
@@ -92,7 +92,8 @@ class EdgeServer:
     Args:
         pushed: The attempt that has pushed the results of each cluster last, with the weights.
         weights: Those of each number of rounds, when it was committed first.
-        not_repeatable: The numbers of rounds whose last round hosts have computed otherwise than they would again.
+        made_by: The attempt that has committed each number of rounds last.
+        not_repeatable: The numbers of rounds that may come out otherwise when they are repeated, because a host computed differently.
         revealed: The clusters for which the masks of each round were revealed.
     """
 
@@ -102,6 +103,7 @@ class EdgeServer:
     process: int = 0
     pushed: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     weights: dict[int, int] = field(default_factory=dict)
+    made_by: dict[int, int] = field(default_factory=dict)
     not_repeatable: set[int] = field(default_factory=set)
     revealed: dict[int, frozenset[int]] = field(default_factory=dict)
 
@@ -113,16 +115,20 @@ class EdgeServer:
         *,
         is_candidate: bool,
         candidate_copied: bool,
+        kept: Collection[int],
         keeps_furthest: bool,
     ) -> Commit:
         """Commits a round, as the edge server does.
+
+        Args:
+            kept: The clusters whose results an earlier attempt has pushed.
 
         Raises:
             WrongStateError: A push is missing, because the edge server was restarted.
             BrokenPromiseError: The commit does not follow the last one, has another result than before, or was made before.
         """
         last = self.commit
-        if commits.is_repeated(last, attempt):
+        if commits.is_already_committed(last, attempt):
             promise(not states, f"round {attempt.round_index + 1} is committed twice")
             if candidate_copied and last.HasField("candidate"):
                 self.commit = commits.with_candidate_restorable(
@@ -136,11 +142,12 @@ class EdgeServer:
         present = [state for state in states if state.cluster_index not in late]
         promise(bool(present), "a round is committed without clusters")
         for state in present:
-            of_round, _, weights = self.pushed.get(state.cluster_index, (-1, -1, 0))
+            of_round, pushed_by, weights = self.pushed.get(state.cluster_index, (-1, -1, 0))
             if of_round != attempt.round_index:
                 raise WrongStateError(f"cluster {state.cluster_index} has pushed nothing")
+            is_own = pushed_by == attempt.attempt or state.cluster_index in kept
             text = f"a result of cluster {state.cluster_index} of another attempt is committed"
-            promise(weights == digests(state)[0], text)
+            promise(is_own and weights == digests(state)[0], text)
         averaged = mix(*(digests(state)[0] for state in present))
         unit = UnitState(unit_index=0, weights_digest=str(averaged))
         commit = commits.following(
@@ -159,6 +166,7 @@ class EdgeServer:
             self.expect_others(commit.num_rounds)
         before = self.weights.setdefault(commit.num_rounds, averaged)
         promise(before == averaged, f"round {commit.num_rounds} has another result than before")
+        self.made_by[commit.num_rounds] = attempt.attempt
         self.commit = commit
         return commit
 
@@ -298,8 +306,8 @@ class World:
         held = unit.in_memory.get(moments)
         return held is not None and self.processes(held.keys()) == held
 
-    def failure_of(self, cluster: int, processes: Mapping[str, str]) -> Failure | None:
-        """Returns how a cluster fails in a round that begins now; `None` if it does not."""
+    def disturb_cluster(self, cluster: int, processes: Mapping[str, str]) -> Failure | None:
+        """Lets something happen to a cluster in a round. Returns how it fails; `None` if it does not."""
         for host_id in processes:
             host = self.hosts[host_id]
             if self.happens(host.restarts):

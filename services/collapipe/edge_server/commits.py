@@ -55,8 +55,8 @@ def check_is_next(last: Head, attempt: plan_pb2.Attempt) -> None:
         )
 
 
-def is_repeated(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> bool:
-    """Returns whether an attempt has made the last commit."""
+def is_already_committed(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> bool:
+    """Returns whether this attempt at this round has made the last commit, so that the request came twice."""
     return (attempt.round_index + 1, attempt.attempt) == (last.num_rounds, last.attempt)
 
 
@@ -158,8 +158,8 @@ def following(
 def going_to(last: plan_pb2.Commit, num_rounds: int, attempt: int) -> plan_pb2.Commit:
     """Returns the commit after going to a kept one; the last one itself if that changes nothing.
 
-    The restore point keeps its optimizer states. Any other commit has none. An earlier one than the last becomes the restore
-    point; a later one, which was being repeated, keeps the present restore point.
+    The restore point keeps its optimizer states. Any other commit has none. Going to the last commit or an earlier one makes it the
+    restore point. Going to a later one leaves the restore point as it is.
 
     Args:
         num_rounds: Committed rounds of the kept commit.

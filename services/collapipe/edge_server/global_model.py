@@ -20,7 +20,7 @@ from collapipe.edge_server.commits import (
     following,
     going_to,
     initial_commit,
-    is_repeated,
+    is_already_committed,
     present_clusters,
     with_candidate_restorable,
     without_other_commits,
@@ -334,7 +334,7 @@ class GlobalModel:
                 before.
         """
         last = self.commit()
-        if is_repeated(last, attempt):
+        if is_already_committed(last, attempt):
             if candidate_copied and last.HasField("candidate"):
                 last = with_candidate_restorable(last, keep_commits, keep_furthest=keep_furthest)
                 write_commit(self._directory, last)

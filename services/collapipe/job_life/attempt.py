@@ -14,26 +14,26 @@ from collapipe.job_life.attempt_events import (
     Action,
     AgreeOnMasks,
     Because,
+    CancelAll,
+    CancelCalls,
     CatchUp,
     CaughtUp,
-    ClusterEnded,
     ClusterFailed,
+    ClusterFinished,
     Commit,
     Committed,
     Copied,
-    CountNothing,
+    CountNoRows,
     Done,
-    EndAll,
-    EndCalls,
     EndTraining,
     Event,
     Fail,
     Failed,
-    LeaveOut,
     Masked,
     MoveRestorePoint,
     Plan,
     Planned,
+    ReportLeftOut,
     RoundWanted,
     Run,
     SpendPrivacy,
@@ -53,9 +53,10 @@ from collapipe.job_life.tries import Failure, Kind
 
 
 class Phase(Enum):
-    """What an attempt is about."""
+    """What an attempt is doing."""
 
-    BETWEEN_ROUNDS = "between two rounds"
+    BETWEEN_ROUNDS = "no round, or the last one is done"
+    FAILED = "the round has failed"
     CATCHING_UP = "some clusters repeat committed rounds"
     PLANNING = "the round is planned"
     MASKING = "clusters agree on masks"
@@ -93,29 +94,29 @@ class AttemptState:
 
     Args:
         commit: The attempt and the number of rounds of the last commit.
-        began_with: Committed rounds from which the attempt went on.
+        began_at: Committed rounds from which the attempt went on.
         failing: The clusters that have failed in this and in earlier attempts.
         kept: What clusters have kept of the next round.
-        failures_before: Attempts before this one that have failed while other clusters were on their way back to that round.
+        failures_before: `kept.num_failures` when the attempt began.
         is_behind: Whether the clusters that kept nothing still have to repeat committed rounds.
         candidate: The commit whose optimizer states are copied to disks at present.
-        has_copy: The clusters that have copied them.
+        has_copy: The clusters that have copied them, or have none to copy.
         has_plan: Whether the last round that was begun got a plan.
         trains: Whether the round trains. Otherwise, it only evaluates the last commit.
         decides_anew: Whether a repeated round may be decided anew if it cannot be repeated as it was.
         clusters: Who is late or has failed in this round.
-        total_samples: The rows for which a masked round has room.
-        samples: The rows of each cluster that has ended.
+        total_samples: Most rows of a masked round.
+        samples: The rows of each cluster that has finished.
         processes: The processes of the hosts of each cluster, by host id.
-        running: The clusters that have not ended.
+        running: The clusters whose calls are open.
         first_failed: The first cluster because of which the round fails.
-        is_ending: Whether all clusters were told to end.
-        is_revealed: Whether what removes the masks may be known, so that the round has to keep its clusters.
+        is_ending: Whether all calls were cancelled.
+        is_revealed: Whether the keys that remove the masks may have been revealed. Then the round must keep its clusters.
     """
 
     rules: AttemptRules
     commit: tuple[int, int]
-    began_with: int
+    began_at: int
     clusters: RoundClusters
     failing: FailingClusters = field(default_factory=FailingClusters)
     kept: Kept | None = None
@@ -161,7 +162,7 @@ class AttemptState:
         """Whether the optimizer states of the next commit are to be copied."""
         rules = self.rules
         return becomes_candidate(
-            self.num_rounds + 1, rules.replicate_every, self.began_with, has_failed=rules.is_retry
+            self.num_rounds + 1, rules.replicate_every, self.began_at, has_failed=rules.is_retry
         )
 
     @property
@@ -177,7 +178,7 @@ def begin_attempt(
     return AttemptState(
         rules,
         commit,
-        began_with=commit[1],
+        began_at=commit[1],
         clusters=RoundClusters(rules.clusters),
         failing=failing,
         kept=kept,
@@ -246,7 +247,7 @@ def _plan(state: AttemptState) -> Result:
 
 def _planned(state: AttemptState, event: Planned, now: float) -> Result:
     # An evaluation waits for all clusters.
-    recorded = event.late if event.is_decided else None
+    recorded = event.left_out if event.is_decided else None
     clusters = round_clusters.begin(
         state.rules.clusters,
         recorded if state.trains else (),
@@ -298,12 +299,12 @@ def _run(state: AttemptState) -> Result:
             clusters, ended = round_clusters.end(clusters, cluster)
         if cluster in clusters.late:
             if state.evaluates and cluster in clusters.failed:
-                actions.append(CountNothing(cluster))
+                actions.append(CountNoRows(cluster))
         elif not ended:
             running.add(cluster)
     state = replace(state, phase=Phase.RUNNING, clusters=clusters, running=frozenset(running))
     if not running:
-        return _when_all_ended(state, actions)
+        return _when_all_finished(state, actions)
     return state, [*actions, Run(state.running)]
 
 
@@ -315,7 +316,7 @@ def _copied(state: AttemptState, event: Copied, now: float) -> Result:
     return replace(state, has_copy=state.has_copy | {event.cluster}), []
 
 
-def _cluster_ended(state: AttemptState, event: ClusterEnded, now: float) -> Result:
+def _cluster_finished(state: AttemptState, event: ClusterFinished, now: float) -> Result:
     clusters, _ = round_clusters.end(state.clusters, event.cluster)
     state = replace(
         state,
@@ -323,25 +324,25 @@ def _cluster_ended(state: AttemptState, event: ClusterEnded, now: float) -> Resu
         samples={**state.samples, event.cluster: event.num_samples},
         running=state.running - {event.cluster},
     )
-    return _when_all_ended(state, [])
+    return _when_all_finished(state, [])
 
 
 def _cluster_failed(state: AttemptState, event: ClusterFailed, now: float) -> Result:
     state = replace(state, running=state.running - {event.cluster})
     if event.cluster in state.clusters.late and event.failure.kind is not Kind.BUG:
-        return _when_all_ended(state, [])
+        return _when_all_finished(state, [])
     state, actions = _without(state, event, Because.CLUSTER_FAILED)
     if actions:
         if state.evaluates:
-            actions.append(CountNothing(event.cluster))
-        return _when_all_ended(state, actions)
+            actions.append(CountNoRows(event.cluster))
+        return _when_all_finished(state, actions)
     if state.first_failed is None:
         state = replace(state, first_failed=event.cluster)
     ends_all = _ends_all(state.rules, event.failure) or not _keeps(state)
     if ends_all and not state.is_ending and state.running:
         state = replace(state, is_ending=True)
-        actions.append(EndAll())
-    return _when_all_ended(state, actions)
+        actions.append(CancelAll())
+    return _when_all_finished(state, actions)
 
 
 def _ticked(state: AttemptState, event: Ticked, now: float) -> Result:
@@ -351,11 +352,13 @@ def _ticked(state: AttemptState, event: Ticked, now: float) -> Result:
     to_end = clusters.to_end & state.running
     if not to_end:
         return state, []
-    ends: Action = EndCalls(to_end) if state.rules.clusters.may_leave_out else EndTraining(to_end)
+    ends: Action = (
+        CancelCalls(to_end) if state.rules.clusters.may_leave_out else EndTraining(to_end)
+    )
     return state, [ends]
 
 
-def _when_all_ended(state: AttemptState, actions: list[Action]) -> Result:
+def _when_all_finished(state: AttemptState, actions: list[Action]) -> Result:
     if state.running:
         return state, actions
     if state.first_failed is not None:
@@ -400,7 +403,7 @@ def _commit(state: AttemptState) -> Result:
         failed = ClusterFailed(most, Failure(Kind.HOST_FAULTY))
         state, goes_on = _without(state, failed, Because.TOO_MANY_ROWS, num_rows)
         if not goes_on:
-            state = replace(state, phase=Phase.BETWEEN_ROUNDS)
+            state = replace(state, phase=Phase.FAILED)
             return state, [*actions, Fail(Because.TOO_MANY_ROWS, most, num_rows)]
         actions += goes_on
     commit = Commit(
@@ -452,7 +455,7 @@ def _without(
     if not may:
         return replace(state, failing=failing), []
     failing, again = leave_out(failing, event.cluster, state.num_rounds)
-    left_out = LeaveOut(event.cluster, again, because, num_rows)
+    left_out = ReportLeftOut(event.cluster, again, because, num_rows)
     return replace(state, failing=failing, clusters=clusters), [left_out]
 
 
@@ -462,18 +465,18 @@ def _count_failure(state: AttemptState, event: ClusterFailed) -> tuple[FailingCl
 
 
 def _ends_all(rules: AttemptRules, failure: Failure) -> bool:
-    """Returns whether a failure of one cluster ends the round of the others at once. Otherwise they end their round first."""
+    """Returns whether the failure of one cluster cancels the round of the others at once. Otherwise they finish it first."""
     if failure.kind in (Kind.HOST_LOST, Kind.HOST_FAULTY):
         return failure.host_id == rules.edge_server
     return failure.kind in (Kind.HOST_REFUSES, Kind.CANCELLED, Kind.BUG)
 
 
 def _failed(state: AttemptState, event: Failed, now: float) -> Result:
-    return _fail(state, Because.AS_TOLD, event.cluster)
+    return _fail(state, Because.PHASE_FAILED, event.cluster)
 
 
 def _fail(state: AttemptState, because: Because, cluster: int | None) -> Result:
-    return replace(state, phase=Phase.BETWEEN_ROUNDS), [Fail(because, cluster)]
+    return replace(state, phase=Phase.FAILED), [Fail(because, cluster)]
 
 
 @dataclass(frozen=True)
@@ -488,27 +491,29 @@ class Transition:
     to: frozenset[Phase]
 
 
-_BETWEEN, _RUNNING, _COMMITTING = Phase.BETWEEN_ROUNDS, Phase.RUNNING, Phase.COMMITTING
-_ANY_END = (_RUNNING, _COMMITTING, _BETWEEN)
+_BETWEEN, _FAILED, _PLANNING = Phase.BETWEEN_ROUNDS, Phase.FAILED, Phase.PLANNING
+_RUNNING, _COMMITTING = Phase.RUNNING, Phase.COMMITTING
+_AFTER_RUNNING = (_COMMITTING, _BETWEEN, _FAILED)
 
 TRANSITIONS: Mapping[tuple[Phase, type], Transition] = {
     (phase, event): Transition(decide, frozenset(to))
     for phase, event, decide, to in (
-        (_BETWEEN, RoundWanted, _wanted, (Phase.CATCHING_UP, Phase.PLANNING)),
+        (_BETWEEN, RoundWanted, _wanted, (Phase.CATCHING_UP, _PLANNING)),
+        (_FAILED, RoundWanted, _wanted, (Phase.CATCHING_UP, _PLANNING)),
         (Phase.CATCHING_UP, ClusterFailed, _failed_on_the_way, (Phase.CATCHING_UP,)),
-        (Phase.CATCHING_UP, CaughtUp, _caught_up, (Phase.PLANNING, _BETWEEN)),
-        (Phase.CATCHING_UP, Failed, _not_caught_up, (_BETWEEN,)),
-        (Phase.PLANNING, Planned, _planned, (Phase.MASKING, *_ANY_END)),
-        (Phase.PLANNING, Failed, _failed, (_BETWEEN,)),
+        (Phase.CATCHING_UP, CaughtUp, _caught_up, (_PLANNING, _FAILED)),
+        (Phase.CATCHING_UP, Failed, _not_caught_up, (_FAILED,)),
+        (_PLANNING, Planned, _planned, (Phase.MASKING, _RUNNING, _COMMITTING)),
+        (_PLANNING, Failed, _failed, (_FAILED,)),
         (Phase.MASKING, Masked, _masked, (_RUNNING,)),
-        (Phase.MASKING, Failed, _not_masked, (_BETWEEN,)),
+        (Phase.MASKING, Failed, _not_masked, (_FAILED,)),
         (_RUNNING, TrainingBegan, _training_began, (_RUNNING,)),
         (_RUNNING, Copied, _copied, (_RUNNING,)),
-        (_RUNNING, ClusterEnded, _cluster_ended, _ANY_END),
-        (_RUNNING, ClusterFailed, _cluster_failed, _ANY_END),
+        (_RUNNING, ClusterFinished, _cluster_finished, (_RUNNING, *_AFTER_RUNNING)),
+        (_RUNNING, ClusterFailed, _cluster_failed, (_RUNNING, *_AFTER_RUNNING)),
         (_RUNNING, Ticked, _ticked, (_RUNNING,)),
         (_COMMITTING, Committed, _committed, (_BETWEEN,)),
-        (_COMMITTING, Failed, _not_committed, (_COMMITTING, _BETWEEN)),
+        (_COMMITTING, Failed, _not_committed, (_COMMITTING, _FAILED)),
     )
 }
 """All cases, by phase and event."""

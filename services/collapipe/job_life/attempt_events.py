@@ -35,16 +35,16 @@ class Planned:
 
     Args:
         processes: The processes of the hosts of each cluster, by host id.
-        is_decided: Whether the clusters of the round are known already, because it was committed or may be revealed.
-        late: The late clusters of a decided round.
+        is_decided: Whether the clusters of the round are known already: it was committed before, or its masks may have been revealed.
+        left_out: The clusters that are left out of a decided round.
         failed: Those of them that have failed.
-        is_revealed: Whether an earlier attempt may have revealed its masks.
-        total_samples: The rows for which a masked round has room; 0 without masks.
+        is_revealed: Whether an earlier attempt may have revealed the keys that remove the masks.
+        total_samples: Most rows of a masked round; 0 without masks.
     """
 
     processes: Mapping[int, Mapping[str, str]]
     is_decided: bool = False
-    late: frozenset[int] = frozenset()
+    left_out: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
     is_revealed: bool = False
     total_samples: int = 0
@@ -70,8 +70,8 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class ClusterEnded:
-    """A cluster has ended its round.
+class ClusterFinished:
+    """A cluster has finished its round.
 
     Args:
         num_samples: The rows that it has trained on.
@@ -83,7 +83,7 @@ class ClusterEnded:
 
 @dataclass(frozen=True)
 class ClusterFailed:
-    """A cluster has failed, or its call was ended."""
+    """A cluster has failed, or its call was cancelled."""
 
     cluster: int
     failure: Failure
@@ -108,7 +108,7 @@ class Committed:
 
 @dataclass(frozen=True)
 class Failed:
-    """What the phase is about has failed.
+    """The work of the phase has failed: catching up, planning, masking or committing.
 
     Args:
         cluster: The cluster because of which it failed, if it is one.
@@ -125,7 +125,7 @@ Event = (
     | Masked
     | TrainingBegan
     | Copied
-    | ClusterEnded
+    | ClusterFinished
     | ClusterFailed
     | Ticked
     | Committed
@@ -139,7 +139,7 @@ Event = (
 class Because(Enum):
     """Why a round fails, or goes on without a cluster."""
 
-    AS_TOLD = "the error of the phase says why"
+    PHASE_FAILED = "the work of the phase failed"
     CLUSTER_FAILED = "a cluster failed"
     NOT_COMMITTED = "the result of a cluster cannot be committed"
     TOO_MANY_ROWS = "a masked round has no room for the rows of a cluster"
@@ -149,7 +149,7 @@ class Because(Enum):
 
 @dataclass(frozen=True)
 class CatchUp:
-    """Repeat the committed rounds since the restore point with these clusters. Answer: `CaughtUp`, or `ClusterFailed` and `Failed`."""
+    """Repeat the committed rounds since the restore point with these clusters. Answers: any number of `ClusterFailed`, then `CaughtUp` or `Failed`."""
 
     clusters: frozenset[int]
 
@@ -180,40 +180,40 @@ class SpendPrivacy:
 
 @dataclass(frozen=True)
 class Run:
-    """Let these clusters run the round. Answers: `TrainingBegan`, `Copied`, `ClusterEnded`, `ClusterFailed`, and `Ticked` meanwhile."""
+    """Let these clusters run the round. Answers: `TrainingBegan`, `Copied`, `ClusterFinished` and `ClusterFailed`; `Ticked` meanwhile."""
 
     clusters: frozenset[int]
 
 
 @dataclass(frozen=True)
 class EndTraining:
-    """Ask clusters to train no further mini-batches."""
+    """Let clusters stop training early. Their results count."""
 
     clusters: frozenset[int]
 
 
 @dataclass(frozen=True)
-class EndCalls:
-    """End the calls of clusters."""
+class CancelCalls:
+    """Cancel the calls of clusters."""
 
     clusters: frozenset[int]
 
 
 @dataclass(frozen=True)
-class EndAll:
-    """End the calls of all clusters, also those that begin later in this attempt."""
+class CancelAll:
+    """Cancel all calls, and every call that begins later in this attempt."""
 
 
 @dataclass(frozen=True)
-class CountNothing:
-    """Let the evaluation go on without a cluster."""
+class CountNoRows:
+    """Add an empty count for a cluster, so that the evaluation does not wait for it."""
 
     cluster: int
 
 
 @dataclass(frozen=True)
-class LeaveOut:
-    """Tell that the round goes on without a cluster.
+class ReportLeftOut:
+    """Tell users that the round goes on without a cluster.
 
     Args:
         again: The index of the round in which it is tried again.
@@ -228,16 +228,16 @@ class LeaveOut:
 
 @dataclass(frozen=True)
 class Commit:
-    """Store who takes part, and commit. Answer: `Committed` or `Failed`.
+    """Store which clusters are left out, then commit. Answer: `Committed` or `Failed`.
 
     Args:
-        late: The clusters whose results do not count.
-        failed: Those of them that begin their next round with new optimizer states.
+        left_out: The clusters that are not averaged, because they are late or have failed.
+        failed: Those of them that have failed. They begin their next round with new optimizer states.
         is_candidate: Whether the optimizer states of the commit are to be copied.
         candidate_copied: Whether those of the candidate are copied.
     """
 
-    late: frozenset[int]
+    left_out: frozenset[int]
     failed: frozenset[int]
     is_candidate: bool
     candidate_copied: bool
@@ -245,7 +245,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class MoveRestorePoint:
-    """Commit the last round again, with the candidate as restore point. Answer: `Committed` or `Failed`."""
+    """Make the candidate the restore point of the last commit. Answer: `Committed` or `Failed`."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Fail:
 
     Args:
         cluster: The cluster because of which it fails, if it is one.
-        num_rows: As in `LeaveOut`.
+        num_rows: As in `ReportLeftOut`.
     """
 
     because: Because
@@ -274,10 +274,10 @@ Action = (
     | SpendPrivacy
     | Run
     | EndTraining
-    | EndCalls
-    | EndAll
-    | CountNothing
-    | LeaveOut
+    | CancelCalls
+    | CancelAll
+    | CountNoRows
+    | ReportLeftOut
     | Commit
     | MoveRestorePoint
     | Done

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _MOST_FAILURES = 3
-"""Attempts that may fail while clusters are on their way back to the round. Then all clusters repeat the rounds since the restore
-point: each repeated round that succeeds moves the restore point on, which rounds of some clusters cannot do."""
+"""Attempts with kept results that may fail. Then all clusters repeat the rounds since the restore point. Their commits can move the
+restore point on. Clusters that catch up commit nothing."""
 _MOST_PERIODS = 3
 """If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
 would keep ever more commits."""
@@ -19,7 +19,7 @@ class Commits:
         last: The last one.
         restorable: Rounds of the restore point, which has optimizer states on disks.
         anew_since: The attempt since which recorded rounds count. Earlier ones were before a return to a commit without optimizer states.
-        kept: Rounds of each commit that is kept, the last one included. Some have more rounds than the last one if rounds are repeated.
+        kept: Rounds of the last commit and of each one in its history. Some have more rounds than the last one if rounds are repeated.
     """
 
     last: tuple[int, int]
@@ -46,7 +46,7 @@ class Kept:
         commit: The commit from which the round began.
         edge_process: The process of the edge server, which has the weights.
         processes: The processes that have the optimizer states, by the index of the cluster and by host id.
-        num_failures: Attempts that have failed while other clusters were on their way back to this round.
+        num_failures: Failed attempts that had begun with these results.
     """
 
     commit: tuple[int, int]

@@ -59,6 +59,7 @@ def catch_up(
             requests.remember(plan)
         for index in states.keys() & set(recorded.failed_clusters):
             forget_moments(states[index])
+            requests.forget(index)
         for state in states.values():
             for unit, weights in zip(state.units, committed.global_units, strict=True):
                 unit.weights_digest = weights.weights_digest

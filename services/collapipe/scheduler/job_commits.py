@@ -85,7 +85,7 @@ class JobCommits:
         """Stores what the last commit has measured, if an earlier process or attempt did not learn of the commit."""
         jobs, job_id, round_index = self._progress.jobs, self._progress.job_id, last.num_rounds - 1
         try:
-            if round_index < 0 or jobs.find_result(job_id, round_index) is not None:
+            if round_index < 0 or jobs.find_result(job_id, round_index, last.attempt) is not None:
                 return
             recorded = jobs.find_round(job_id, round_index)
             if recorded is None or recorded.attempt != last.attempt or recorded.measured is None:

@@ -208,6 +208,8 @@ class RoundResult(_Document):
     version: Literal[1] = 1
     """Format version, as in `RoundDocument`."""
     committed: _Committed
+    attempt: _Count | None = None
+    """The attempt that committed the round. Older documents do not have it."""
     evaluation: _Evaluation | None = None
     """The evaluation of the model after this round, if there was one."""
 

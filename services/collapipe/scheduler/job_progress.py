@@ -132,7 +132,7 @@ class JobProgress:
             commit: The new commit.
             planner: What the planner knows after the round.
         """
-        result = RoundResult(committed=committed)
+        result = RoundResult(committed=committed, attempt=commit.attempt)
         with self.jobs.transaction():
             self.jobs.save_planner_state(self.job_id, planner)
             self.jobs.save_result(self.job_id, committed.num_rounds - 1, result)

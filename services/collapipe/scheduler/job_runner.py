@@ -44,7 +44,7 @@ from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.round_runner import LastAttempt, RoundRunner
+from collapipe.scheduler.round_runner import Reusable, RoundRunner
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web.job_values import WatchedJob
 from collapipe.telemetry import metrics
@@ -97,7 +97,7 @@ class JobRunner:
         """Why the last attempt failed, until a round is committed."""
         self._cause = ""
         """Why the last attempt failed that did not only wait for hosts in vain."""
-        self._last_attempt: LastAttempt | None = None
+        self._reusable: Reusable | None = None
         self._created = time.monotonic()
         self._is_cancelled = False
         self._is_taken_over = False
@@ -269,7 +269,7 @@ class JobRunner:
             planner,
             self._channels,
             self._calls,
-            self._last_attempt,
+            self._reusable,
             self._state.failing,
         )
         decides_anew = self._state.decides_anew(lacks_devices=bool(self._lacking))
@@ -296,7 +296,7 @@ class JobRunner:
             self._had_no_plan = not rounds.state.has_plan
             rounds.store_copied()
             self._state = replace(self._state, failing=rounds.state.failing)
-            self._last_attempt = rounds.last_attempt
+            self._reusable = rounds.for_next_attempt
 
     def _make_planner(self, hosts: JobHosts, prepared: PreparedJob) -> Planner:
         """Measures the hosts that the job does not know yet. Links that were cut are measured again."""

@@ -386,18 +386,23 @@ class JobStore:
         return document
 
     def save_round(self, job_id: str, round_index: int, document: RoundDocument) -> None:
-        """Stores an attempt at a round. It replaces the previous attempt, with its result."""
+        """Stores an attempt at a round. It replaces the previous attempt. The result of the last commit stays."""
         # A large document takes a while, in which others may use the database.
-        text = _to_json(document)
-        with self._database.transaction():
-            self._database.execute(
-                "DELETE FROM result WHERE job_id = ? AND round_index = ?", job_id, round_index
-            )
-            self._put_of_round("round", job_id, round_index, text)
+        self._put_of_round("round", job_id, round_index, _to_json(document))
 
-    def find_result(self, job_id: str, round_index: int) -> RoundResult | None:
-        """Returns what a committed round has measured; `None` if an older version committed it, or it is not committed."""
-        return self._find_of_round("result", job_id, round_index, RoundResult)
+    def find_result(
+        self, job_id: str, round_index: int, attempt: int | None = None
+    ) -> RoundResult | None:
+        """Returns what a committed round has measured; `None` if an older version committed it, or it is not committed.
+
+        Args:
+            attempt: Only a result of this attempt is wanted.
+        """
+        result = self._find_of_round("result", job_id, round_index, RoundResult)
+        is_other = (
+            result is not None and attempt is not None and result.attempt not in (None, attempt)
+        )
+        return None if is_other else result
 
     def save_result(self, job_id: str, round_index: int, result: RoundResult) -> None:
         """Stores the result of a round. It replaces that of an earlier attempt."""

@@ -76,8 +76,8 @@ class ClusterResult:
 
 
 @dataclass(frozen=True)
-class LastAttempt:
-    """What the next attempt can use of the last one.
+class Reusable:
+    """What the next attempt can use of one that failed.
 
     Args:
         results: Those of the clusters that have ended the round which failed, by their indices.
@@ -91,7 +91,7 @@ class LastAttempt:
 
 @dataclass
 class _Round:
-    """One attempt at a round.
+    """A round, as one attempt runs it.
 
     Args:
         local_steps: Mini-batches of each cluster; 0 for an evaluation.
@@ -122,9 +122,9 @@ class _Round:
 
 
 class RoundRunner:
-    """Runs rounds of one attempt at a job, from the restore point on.
+    """Runs the rounds of one attempt at a job, from the commit that `where_to_begin` chooses.
 
-    If clusters had ended the next round when the attempt before failed, only the others repeat rounds.
+    Clusters with kept results repeat nothing.
 
     Args:
         planner: Has the hosts that take part. Its owner may change them between two rounds.
@@ -139,7 +139,7 @@ class RoundRunner:
         planner: Planner,
         channels: ChannelPool,
         calls: HostCalls,
-        before: LastAttempt | None = None,
+        before: Reusable | None = None,
         failing: FailingClusters | None = None,
     ) -> None:
         self._progress = progress
@@ -203,10 +203,10 @@ class RoundRunner:
         )
 
     @property
-    def last_attempt(self) -> LastAttempt:
+    def for_next_attempt(self) -> Reusable:
         """What the next attempt can use if this one fails."""
         kept = self.state.kept
-        return LastAttempt(kept, _of_clusters(self._results, kept), self._evaluations)
+        return Reusable(kept, _of_clusters(self._results, kept), self._evaluations)
 
     @property
     def state_holders(self) -> dict[str, str]:
@@ -253,10 +253,9 @@ class RoundRunner:
         """Returns the next event. While clusters run, `Ticked` comes several times a second."""
         if self.state.phase is not Phase.RUNNING:
             return self._events.get_nowait()  # What was done last has put it there.
-        left = self._next_tick - time.monotonic()
-        if left > 0:
-            with suppress(Empty):
-                return self._events.get(timeout=left)
+        left = max(self._next_tick - time.monotonic(), 0.0)
+        with suppress(Empty):  # A cluster that finished in time must not become late by this tick.
+            return self._events.get(timeout=left)
         self._next_tick = time.monotonic() + _TICK_SECONDS
         self._calls.call_meanwhile()
         self.store_copied()
@@ -282,14 +281,14 @@ class RoundRunner:
                 self._run_clusters(action.clusters)
             case life.EndTraining():
                 self._clusters.end_training(sorted(action.clusters), self._now.attempt)
-            case life.EndCalls():
+            case life.CancelCalls():
                 self._clusters.stop(sorted(action.clusters))
-            case life.EndAll():
+            case life.CancelAll():
                 self._calls.end_all()
-            case life.CountNothing():
+            case life.CountNoRows():
                 counted = job_pb2.EvaluationSums()
                 self._clusters.count(action.cluster, counted, self.state.num_rounds)
-            case life.LeaveOut():
+            case life.ReportLeftOut():
                 self._tell_left_out(action)
             case life.Commit():
                 self._join()
@@ -368,7 +367,7 @@ class RoundRunner:
         error.prepared_by = self._planner.hosts.clusters[cluster].control_unit.host_id
         return error
 
-    def _tell_left_out(self, action: life.LeaveOut) -> None:
+    def _tell_left_out(self, action: life.ReportLeftOut) -> None:
         cluster, error = action.cluster, self._error
         match action.because:
             case Because.CLUSTER_FAILED:
@@ -438,7 +437,7 @@ class RoundRunner:
         return life.Planned(
             processes,
             is_decided=self._planning.is_repeated(round_index) or document.is_revealed,
-            late=frozenset(document.late_clusters),
+            left_out=frozenset(document.late_clusters),
             failed=frozenset(document.failed_clusters),
             is_revealed=document.is_revealed,
             total_samples=document.total_samples,
@@ -469,7 +468,7 @@ class RoundRunner:
             self._results[index] = result
             if prepared.candidate_copied:
                 self._events.put(life.Copied(index))
-            self._events.put(life.ClusterEnded(index, prepared.state.num_samples))
+            self._events.put(life.ClusterFinished(index, prepared.state.num_samples))
         except CollapipeError as error:
             round_.errors[index] = error
             self._events.put(life.ClusterFailed(index, failure_of(error)))
@@ -532,7 +531,7 @@ class RoundRunner:
                     [cluster.state for cluster in prepared],
                     candidate_copied=action.candidate_copied,
                     is_candidate=action.is_candidate,
-                    late_clusters=sorted(action.late),
+                    late_clusters=sorted(action.left_out),
                     unmasking=round_.masking.reveal(present) if round_.masking else None,
                 )
             except CollapipeError as error:
@@ -544,7 +543,8 @@ class RoundRunner:
         return committed(answer.commit)
 
     def _prepared_by(self, cluster: int) -> control_unit_pb2.RoundPrepared:
-        """Returns what a commit has of a cluster. One that is late or has failed keeps the state from which it began."""
+        """Returns what a commit has of a cluster. A late one keeps the state from which it began, and a failed one that without optimizer
+        states."""
         clusters = self.state.clusters
         if cluster in clusters.ended and cluster not in clusters.failed:
             return self._results[cluster].prepared
@@ -566,17 +566,17 @@ class RoundRunner:
     def _store_before_commit(
         self, action: life.Commit, prepared: Sequence[control_unit_pb2.RoundPrepared]
     ) -> None:
-        """Stores with which clusters a round is committed, and what they have measured. A repeated round has the same clusters."""
+        """Stores with which clusters a round is committed, and what they have measured, for the case that it is repeated."""
         round_ = self._now
         measured = scheduler_pb2.RoundCommitted(
             num_rounds=round_.index + 1,
             summaries=[cluster.summary for cluster in prepared],
             round_seconds=time.monotonic() - round_.started,
-            late_clusters=sorted(action.late),
+            late_clusters=sorted(action.left_out),
             privacy_loss=self._progress.document.privacy_loss,
         )
         result = {
-            "late_clusters": sorted(action.late),
+            "late_clusters": sorted(action.left_out),
             "failed_clusters": sorted(action.failed),
             "ended_early": {
                 index: cluster.summary.local_steps

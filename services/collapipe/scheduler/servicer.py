@@ -372,7 +372,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ExplainDecisionRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ExplainDecisionResponse:
         document = self._jobs.round(request.job_id, request.round_index)
-        result = self._jobs.find_result(request.job_id, request.round_index)
+        result = self._jobs.find_result(request.job_id, request.round_index, document.attempt)
         committed = result.committed if result else None
         with _refusing_contradictions():
             decision = RoundDecision.from_json(document.decision)

@@ -166,9 +166,11 @@ def test_new_attempt_replaces_the_one_before_and_survives_a_restart(
     newer.decision["share"] = float("inf")
     store.save_round(job_id, 0, attempt_of(0, "device-0", 8))
     store.save_round(job_id, 1, attempt_of(0, "device-0", 4))
-    store.save_result(job_id, 0, RoundResult(committed=RoundCommitted(num_rounds=1)))
+    result = RoundResult(committed=RoundCommitted(num_rounds=1), attempt=0)
+    store.save_result(job_id, 0, result)
     store.save_round(job_id, 0, newer)
-    assert store.find_result(job_id, 0) is None, "it is of the attempt before"
+    assert store.find_result(job_id, 0) == result == store.find_result(job_id, 0, attempt=0)
+    assert store.find_result(job_id, 0, attempt=1) is None, "it is of the attempt before"
     for each in (store, JobStore(tmp_path)):
         assert each.round(job_id, 0) == each.find_round(job_id, 0) == newer
         assert each.round(job_id, 1) == attempt_of(0, "device-0", 4)

@@ -31,7 +31,7 @@ from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_commits import JobCommits
-from collapipe.scheduler.job_documents import JobDocument, RoundDocument
+from collapipe.scheduler.job_documents import JobDocument, RoundDocument, RoundResult
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
@@ -42,6 +42,7 @@ from collapipe.v1.control_unit_pb2 import RoundPrepared
 from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan, Stage
+from collapipe.v1.scheduler_pb2 import RoundCommitted
 
 from .jobs import NO_STATE, SIZES, hosts, job
 
@@ -374,7 +375,7 @@ def test_kept_result_is_used_though_its_device_takes_no_part_any_more(store: Job
     with pytest.raises(AttemptFailedError):
         first.run(local_steps=1)
     planner = ScriptedPlanner("device-0", 4, 4)
-    second = Failing(store, document, planner, commit, before=first.last_attempt)
+    second = Failing(store, document, planner, commit, before=first.for_next_attempt)
     assert second.state_holders == {"device-2": ""}
     planner.hosts = hosts(num_devices=2)
     second._catch_up = lambda action: CaughtUp()  # type: ignore[method-assign]
@@ -382,7 +383,7 @@ def test_kept_result_is_used_though_its_device_takes_no_part_any_more(store: Job
     with pytest.raises(AttemptFailedError):
         second.run(local_steps=1)
     assert ran == [1]
-    kept = second.last_attempt.kept
+    kept = second.for_next_attempt.kept
     assert kept is not None and kept.processes == {0: {"device-2": ""}}
 
 
@@ -430,7 +431,9 @@ def test_result_of_a_commit_that_the_scheduler_did_not_hear_of_is_stored_once(
         Deaf(store, store.get(job_id), ScriptedPlanner("device-0", 4), commit).run(local_steps=1)
     assert store.find_result(job_id, 0) is None
     store, planner = JobStore(tmp_path), Learning("device-0", 4)
-    # What attempt 0 has measured is not that of attempt 5.
+    # What attempt 0 has measured is not that of attempt 5, and a result of an earlier attempt is replaced.
+    earlier = RoundResult(committed=RoundCommitted(num_rounds=1, round_seconds=77.0), attempt=9)
+    store.save_result(job_id, 0, earlier)
     for attempt, num_learnt in ((5, 0), (0, 1), (0, 1)):
         last = Commit(num_rounds=1, attempt=attempt)
         last.MergeFrom(commit)
@@ -438,7 +441,8 @@ def test_result_of_a_commit_that_the_scheduler_did_not_hear_of_is_stored_once(
         assert planner.num_rounds == num_learnt
     found = JobStore(tmp_path)
     result = found.find_result(job_id, 0)
-    assert result is not None and result.committed.num_rounds == 1
+    assert result is not None and (result.attempt, result.committed.num_rounds) == (0, 1)
+    assert result.committed.round_seconds != 77.0
     assert found.get(job_id).num_rounds_committed == 1 and found.planner_state(job_id) is not None
 
 

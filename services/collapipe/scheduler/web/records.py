@@ -105,7 +105,7 @@ class Records:
             CollapipeError: There is no such round, or its record is damaged.
         """
         document = self._jobs.round(job_id, index)
-        result = self._jobs.find_result(job_id, index)
+        result = self._jobs.find_result(job_id, index, document.attempt)
         prediction = prediction_of(document.decision)
         listed = range(min(len(document.plans), _MOST_CLUSTERS))
         return {

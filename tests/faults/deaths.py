@@ -1,4 +1,4 @@
-"""Jobs in which one service ends itself at one of its writes, and is started again."""
+"""Jobs in which one service dies before or after one of its writes, and is started again."""
 
 import sqlite3
 import sys
@@ -11,6 +11,8 @@ from killed_processes import restart
 from collapipe.database import FILE_NAME
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
+from collapipe_client.client import FINAL_STATES
+from faults.dying_service import NO_DEATH, write_number
 from faults.interrupted import (
     PATIENT_SECONDS,
     Run,
@@ -43,12 +45,12 @@ class MortalTestbed(LocalTestbed):
 
 
 def run_with_death(testbed: MortalTestbed, folder: Path, name: str, point: int) -> tuple[Run, bool]:
-    """Runs a job in which a service dies at a point, and is started again. Returns also whether it died: the point may come after
-    the job."""
+    """Runs a job in which a service dies at a point, from 0, and is started again. Returns also whether it died: the point may come
+    after the job."""
     file = testbed.death_file(name)
 
     def let_die(run: Run) -> None:
-        file.write_text(str(point))
+        write_number(file, point + 1)
         while not run.ended:
             if name in testbed.lost():
                 restart(testbed, name)
@@ -58,29 +60,32 @@ def run_with_death(testbed: MortalTestbed, folder: Path, name: str, point: int) 
     try:
         job = make_interruptible_job(folder, PATIENT_SECONDS)
         run = run_interrupted(testbed, job, lambda run: bool(run.job_id), let_die)
-        return run, not file.exists()
+        return run, int(file.read_text()) == NO_DEATH
     finally:
-        file.unlink(missing_ok=True)
+        write_number(file, NO_DEATH)
         if name in testbed.lost():  # It died when the job had just ended.
             restart(testbed, name)
         testbed.wait_until_registered()
+        with testbed.client() as client:
+            for left in client.jobs():
+                if left.state not in FINAL_STATES:
+                    client.cancel(left.job_id)
 
 
 def count_points(testbed: MortalTestbed, folder: Path, name: str) -> int:
     """Returns how many points a service passes in a job."""
-    left = _MANY
+    file = testbed.death_file(name)
 
     def count(run: Run) -> None:
-        nonlocal left
-        testbed.death_file(name).write_text(str(_MANY))
+        write_number(file, _MANY)
         while not run.ended:
             time.sleep(0.05)
-        left = int(testbed.death_file(name).read_text())
 
     job = make_interruptible_job(folder, PATIENT_SECONDS)
     run = run_interrupted(testbed, job, lambda run: bool(run.job_id), count)
-    testbed.death_file(name).unlink()
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    left = int(file.read_text())
+    write_number(file, NO_DEATH)
     return _MANY - left
 
 

@@ -1,6 +1,6 @@
-"""A service that loses power between two of its writes loses no result: the job ends with the same bits.
+"""A service that dies between two of its writes loses no result: the job ends with the same bits.
 
-`tests/campaign/test_power_losses.py` tries every point of every service.
+`tests/campaign/test_deaths.py` tries every point of every service.
 """
 
 from collections.abc import Iterator
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from faults.interrupted import undisturbed_digests
-from faults.power_losses import (
+from faults.deaths import (
     VICTIMS,
     MortalTestbed,
     check_nothing_is_lost,
     count_points,
     run_with_death,
 )
+from faults.interrupted import undisturbed_digests
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,12 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTestbed]
     with MortalTestbed([3, 1], tmp_path_factory.mktemp("testbed")) as testbed:
         testbed.wait_until_registered()
         yield testbed
+        processes = testbed.processes
+    assert [process.name for process in processes if process.alive] == []
 
 
 @pytest.mark.parametrize("name", VICTIMS)
-def test_job_ends_with_the_same_bits_after_a_loss_of_power(
+def test_job_ends_with_the_same_bits_after_a_death(
     testbed: MortalTestbed, tmp_path: Path, name: str
 ) -> None:
     undisturbed = undisturbed_digests(testbed, tmp_path)

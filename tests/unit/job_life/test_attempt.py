@@ -1,0 +1,47 @@
+"""What happens in a round. Imitated jobs (tests/disturbed_jobs) go through all cases; here are those that they cannot show."""
+
+from collapipe.job_life.attempt import AttemptRules, Phase, begin_attempt, step
+from collapipe.job_life.attempt_events import (
+    Because,
+    CancelCalls,
+    ClusterFailed,
+    ClusterFinished,
+    Event,
+    Fail,
+    Planned,
+    RoundWanted,
+    Ticked,
+    TrainingBegan,
+)
+from collapipe.job_life.failing_clusters import FailingClusters
+from collapipe.job_life.round_clusters import RoundRules
+from collapipe.job_life.tries import Failure, Kind
+
+RULES = AttemptRules(
+    RoundRules(2, 1, deadline_seconds=10.0, may_leave_out=True, ends_early=False),
+    replicate_every=1,
+    evaluate_every=0,
+    is_masked=False,
+    is_private=False,
+    edge_server="edge-server",
+    edge_process="1",
+    is_retry=False,
+)
+
+
+def test_bug_in_the_work_for_a_late_cluster_is_no_failure_of_the_cluster() -> None:
+    state = begin_attempt(RULES, (0, 0), FailingClusters(), None)
+    events: list[tuple[float, Event]] = [
+        (0.0, RoundWanted(trains=True, decides_anew=True)),
+        (0.0, Planned({0: {}, 1: {}})),
+        (1.0, TrainingBegan(0)),
+        (5.0, ClusterFinished(0, 10)),
+    ]
+    for now, event in events:
+        state, _ = step(state, event, now)
+    state, actions = step(state, Ticked(), 11.0)
+    assert actions == [CancelCalls(frozenset({1}))]
+    for kind, phase in ((Kind.PASSING, Phase.COMMITTING), (Kind.BUG, Phase.FAILED)):
+        after, actions = step(state, ClusterFailed(1, Failure(kind)), 11.5)
+        assert after.phase is phase
+    assert actions == [Fail(Because.CLUSTER_FAILED, 1)]
