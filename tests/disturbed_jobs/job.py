@@ -139,18 +139,21 @@ class Repeats:
     """Counts how often a job repeats committed rounds without getting further.
 
     Args:
+        most: The most rounds that this process of the scheduler has committed.
         restorable: The rounds of the restore point when it last got further.
     """
 
     number: int = 0
+    most: int = 0
     restorable: int = 0
     has_committed: bool = False
 
-    def commit(self, is_new: bool, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> None:
         """Takes note of a commit."""
         self.has_committed = True
-        if is_new or commit.restore_point.num_rounds > self.restorable:
+        if commit.num_rounds > self.most or commit.restore_point.num_rounds > self.restorable:
             self.number, self.restorable = 0, commit.restore_point.num_rounds
+        self.most = max(self.most, commit.num_rounds)
 
     def fail(self) -> None:
         """Takes note of a failed attempt."""
@@ -335,7 +338,7 @@ class ImitatedJob:
                 self._run_round(shell, trains=True)
                 num_rounds = shell.state.num_rounds
                 self.last_progress = self.world.now
-                self.repeats.commit(num_rounds > reached, self.world.edge.commit)
+                self.repeats.commit(self.world.edge.commit)
                 self.job = round_committed(
                     self.job,
                     num_rounds,
@@ -763,6 +766,7 @@ class AttemptShell:
         index, store, world = self.commit.num_rounds, self.store, self.world
         self.results = {i: self.results[i] for i in sorted(action.kept)}
         self.kept = action.kept
+        self.counted |= action.kept  # They have evaluated in the attempt before.
         world.now += 0.1
         if world.happens(0.01):
             kind = world.random.choice((Kind.NO_PLAN, Kind.INVALID, Kind.LASTING))
