@@ -418,6 +418,8 @@ class AttemptShell:
         self.results = dict(job.results) if beginning.kept else {}
         if beginning.kept is not None:
             self.holders = dict(beginning.kept.processes)
+            held = [self.world.processes(of.keys()) == of for of in self.holders.values()]
+            promise(all(held), "results are kept whose optimizer states are lost")
         self._is_trained = beginning.is_trained
         if beginning.num_rounds > last.num_rounds:
             last = commits.going_to(last, beginning.num_rounds, self.store.attempt)
@@ -479,6 +481,12 @@ class AttemptShell:
 
     def _where_to_begin(self, last: Commit, kept: Kept | None) -> Any:
         facts = commits_of(last)
+        since = range(facts.restorable + 1, facts.num_rounds + 1)
+        is_limited = (
+            self.owner.rules.max_private_rounds < 10**6
+        )  # Then it may go to the furthest one.
+        is_kept = self.world.num_clusters == 1 or is_limited or facts.kept.issuperset(since)
+        promise(is_kept, "a commit since the restore point is not kept")
         left = max(self.owner.rules.max_private_rounds - len(self.store.spent), 0)
         if kept is not None:
             present = {id: p for of in self.processes.values() for id, p in of.items()}
@@ -675,6 +683,9 @@ class AttemptShell:
         key = (self.store.attempt, self.commit.num_rounds)
         is_spent = not (self.state.trains and self.rules.is_private) or key in self.store.spent
         promise(is_spent, "a cluster trains, and the privacy account does not have it")
+        has_other = self.commit.candidate.attempt != self.store.attempt
+        is_other = self.commit.HasField("candidate") and has_other
+        promise(not is_other, "a cluster is to copy the candidate of another attempt")
         self._forget_copies(cluster)
         _, moments = digests(self.commit.clusters[cluster])
         if self.state.trains and not self.world.has_moments(cluster, moments):
@@ -685,7 +696,9 @@ class AttemptShell:
             self._at(0.1, self.outcomes[cluster])
             return
         outcome = self._outcome(cluster)
-        self._at(0.2, life.TrainingBegan(cluster))
+        # Until then, it evaluates. It may fail before.
+        latest = 3.0 if outcome.failure is not None else min(3.0, outcome.at - 0.1)
+        self._at(self.world.random.uniform(0.2, latest), life.TrainingBegan(cluster))
         if outcome.copied_at is not None:
             self._at(outcome.copied_at, life.Copied(cluster))
         end: life.Event = life.ClusterFinished(cluster, _ROWS)
