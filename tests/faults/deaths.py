@@ -3,7 +3,8 @@
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from killed_processes import restart
@@ -42,6 +43,16 @@ class MortalTestbed(LocalTestbed):
             return line
         wrapped = [sys.executable, str(_SCRIPT), *line[line.index("-m") + 1 :]]
         return ["env", f"DEATH_FILE={self.death_file(name)}", *wrapped]
+
+
+@contextmanager
+def running_testbed(folder: Path) -> Iterator[MortalTestbed]:
+    """Starts a testbed with 3 devices in cluster 0 and one in cluster 1. Checks that no process remains."""
+    with MortalTestbed([3, 1], folder) as testbed:
+        testbed.wait_until_registered()
+        yield testbed
+        processes = testbed.processes
+    assert [process.name for process in processes if process.alive] == []
 
 
 def run_with_death(testbed: MortalTestbed, folder: Path, name: str, point: int) -> tuple[Run, bool]:

@@ -14,17 +14,15 @@ from faults.deaths import (
     check_nothing_is_lost,
     count_points,
     run_with_death,
+    running_testbed,
 )
 from faults.interrupted import undisturbed_digests
 
 
 @pytest.fixture(scope="module")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MortalTestbed]:
-    with MortalTestbed([3, 1], tmp_path_factory.mktemp("testbed")) as testbed:
-        testbed.wait_until_registered()
+    with running_testbed(tmp_path_factory.mktemp("testbed")) as testbed:
         yield testbed
-        processes = testbed.processes
-    assert [process.name for process in processes if process.alive] == []
 
 
 @pytest.mark.parametrize("name", VICTIMS)

@@ -312,20 +312,24 @@ def test_masked_round_with_too_many_rows_is_refused_before_anything_is_revealed(
     assert not store.round(document.job_id, 0).is_revealed
 
 
-def test_bug_in_the_work_of_a_cluster_ends_the_others_and_is_raised(store: JobStore) -> None:
+def test_bug_in_the_work_of_a_cluster_ends_the_others_and_is_raised(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Buggy(Runner):
         def _run_cluster(self, plan: Plan) -> RoundPrepared:
             if plan.cluster_index == 1:
                 raise RuntimeError("a bug")
-            deadline = time.monotonic() + LIMIT_SECONDS
-            while time.monotonic() < deadline and not self._calls.is_ending:
-                time.sleep(0.01)
+            assert have_ended.wait(LIMIT_SECONDS)
             raise CancelledError("another call failed")
 
     states = [ClusterState(cluster_index=index) for index in range(2)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
     document = store.create(job(more={"clusters": 2}))
-    runner = Buggy(store, document, ScriptedPlanner("device-0", 4, 4), commit)
+    runner, have_ended = (
+        Buggy(store, document, ScriptedPlanner("device-0", 4, 4), commit),
+        threading.Event(),
+    )
+    monkeypatch.setattr(runner._calls, "end_all", have_ended.set)
     with pytest.raises(RuntimeError, match="a bug"):
         runner.run(local_steps=1)
     assert runner._work == []
