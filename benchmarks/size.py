@@ -8,7 +8,6 @@
 docs/measured.md says what runs, and what the whole is.
 """
 
-import json
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory import measure_services
+from collapipe.edge_server.commit_store import CommitStore
 from collapipe.job import JobConfig
 
 LLAMA: dict[str, Any] = {
@@ -107,9 +107,9 @@ def main(names: Sequence[str]) -> None:
 def stored_bytes(edge_server: Path) -> tuple[int, int]:
     """Returns the bytes of the trained and of the frozen weights of the newest job."""
     job = max((edge_server / "jobs").iterdir(), key=lambda path: path.stat().st_mtime)
-    units = json.loads((job / "commit.json").read_text("utf-8"))["global_units"]
-    trained = sum((job / "blobs" / unit["weights_digest"]).stat().st_size for unit in units)
-    digests = [unit["frozen_digest"] for unit in units if "frozen_digest" in unit]
+    units = CommitStore(edge_server).commit(job.name).global_units
+    trained = sum((job / "blobs" / unit.weights_digest).stat().st_size for unit in units)
+    digests = [unit.frozen_digest for unit in units if unit.frozen_digest]
     return trained, sum((edge_server / "frozen" / digest).stat().st_size for digest in digests)
 
 

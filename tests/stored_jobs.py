@@ -1,4 +1,4 @@
-"""Reads and changes what a scheduler has stored, from outside of it."""
+"""Reads and changes what a scheduler or an edge server has stored, from outside of it."""
 
 import json
 import sqlite3
@@ -10,6 +10,7 @@ from typing import Any
 
 from collapipe.database import FILE_NAME
 from collapipe.scheduler.job_store import JobStore
+from collapipe.v1.plan_pb2 import Commit
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class StoredRow:
     """The document in a row of a table, with the methods of a file.
 
     Args:
-        state: The state directory of the scheduler.
+        state: The state directory of the service.
         round_index: `None` for a table without rounds.
     """
 
@@ -27,9 +28,7 @@ class StoredRow:
     round_index: int | None = None
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        with closing(sqlite3.connect(self.state / FILE_NAME)) as database:
-            found = database.execute(f"SELECT document {self._place}", self._values).fetchone()
-        return str(found[0])
+        return str(_rows(self.state, f"SELECT document {self._place}", *self._values)[0][0])
 
     def write_text(self, data: str, encoding: str = "utf-8") -> None:
         statement = (
@@ -54,10 +53,35 @@ class StoredRow:
         return (self.job_id,) if self.round_index is None else (self.job_id, self.round_index)
 
 
+def stored_commit(state: Path, job_id: str) -> Commit:
+    """Returns the last commit of a job, from the state directory of the edge server."""
+    [(message,)] = _rows(state, "SELECT message FROM last_commit WHERE job_id = ?", job_id)
+    return Commit.FromString(message)
+
+
+def num_rounds_stored(state: Path, job_id: str) -> int:
+    """Returns the number of committed rounds of a job, from the state directory of the edge server; 0 without a commit."""
+    if not (state / FILE_NAME).exists():
+        return 0
+    rows = _rows(state, "SELECT num_rounds FROM last_commit WHERE job_id = ?", job_id)
+    return rows[0][0] if rows else 0
+
+
+def write_message(state: Path, job_id: str, message: Any) -> None:
+    """Replaces the last commit of a job by anything, in the state directory of the edge server."""
+    statement = "UPDATE last_commit SET message = ? WHERE job_id = ?"
+    with closing(sqlite3.connect(state / FILE_NAME)) as database, database:
+        assert database.execute(statement, (message, job_id)).rowcount == 1
+
+
 def stored_ids(state: Path, table: str = "job") -> list[str]:
     """Returns the ids of the jobs that have a row in a table."""
+    return [job_id for (job_id,) in _rows(state, f"SELECT job_id FROM {table}")]
+
+
+def _rows(state: Path, statement: str, *values: Any) -> list[Any]:
     with closing(sqlite3.connect(state / FILE_NAME)) as database:
-        return [job_id for (job_id,) in database.execute(f"SELECT job_id FROM {table}")]
+        return database.execute(statement, values).fetchall()
 
 
 @contextmanager

@@ -325,26 +325,32 @@ class CollaPipeClient:
             yield json.loads(answer.part_json)
 
     def stored(self, job_id: str) -> dict[str, Any]:
-        """Returns all that the scheduler has stored of a job, by the table that has it. A damaged document is a text.
+        """Returns all that is stored of a job, except for weights and optimizer states: the rows of the scheduler by their table,
+        and in `hosts` those of the edge server and of each control unit. A damaged document is a text.
 
-        The tables `round` and `result` have a list with the document of each round, in order.
+        A table with a row for each round is a list, in order. A host that does not send its rows has `missing`, which says why.
         """
         request = DumpJobRequest(job_id=job_id)
         answers = self._scheduler.DumpJob(request)
-        texts: dict[tuple[str, int | None], str] = {}
-        for row in self._stream(answers, self._scheduler_name, f"send what is stored of {job_id}"):
-            key = row.table, row.round_index if row.HasField("round_index") else None
-            texts[key] = texts.get(key, "") + row.document_json
+        texts: dict[tuple[str, str, int | None], str] = {}
         tables: dict[str, Any] = {"job": None, "planner": None, "events": None}
-        tables |= {"round": [], "result": []}
-        for (table, round_index), text in texts.items():
+        tables |= {"round": [], "result": [], "hosts": {}}
+        for row in self._stream(answers, self._scheduler_name, f"send what is stored of {job_id}"):
+            if row.missing:
+                tables["hosts"].setdefault(row.host_id, {})["missing"] = row.missing
+                continue
+            round_index = row.round_index if row.HasField("round_index") else None
+            key = row.host_id, row.table, round_index
+            texts[key] = texts.get(key, "") + row.document_json
+        for (host_id, table, round_index), text in texts.items():
             document: Any = text
             with suppress(ValueError):
                 document = decode_json(text)
+            found = tables["hosts"].setdefault(host_id, {}) if host_id else tables
             if round_index is None:
-                tables[table] = document
+                found[table] = document
             else:
-                tables[table].append({"round": round_index + 1, "document": document})
+                found.setdefault(table, []).append({"round": round_index + 1, "document": document})
         return tables
 
     def trace(self, job_id: str, round_index: int) -> Iterator[GetTraceResponse]:

@@ -139,7 +139,7 @@ def show(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = 
 @jobs_app.command("dump")
 @takes_option_groups
 def dump(job: JobArgument, endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
-    """Print all that the scheduler has stored of a job, as one JSON object: its progress, plans, decisions, results and events."""
+    """Print all that is stored of a job, as one JSON object: progress, plans, decisions, results, events, and the last commit. Weights are left out."""
     with _past_jobs(endpoint_options, as_json) as client:
         print_json(client.stored(client.find_job(job).job_id))
 

@@ -142,6 +142,16 @@ class Database:
                 self._failure = error
                 raise
 
+    def delete(self, statement: str, *values: Any) -> None:
+        """Runs a statement that makes room, also on a full disk, and gives the room back to the disk. Raises what `execute` raises."""
+        try:
+            self.execute(statement, *values)
+        except OSError:
+            if not self.free_reserve():
+                raise
+            self.execute(statement, *values)
+        self.give_room_back()
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Stores what the statements of the block change, all of it or nothing. A block within another one belongs to its transaction.

@@ -1,7 +1,6 @@
 """Runs a job, injects a fault, and checks what the services kept: invariants I2 and I3."""
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
 from killed_processes import restart
 from reference.tiny_jobs import make_job
+from stored_jobs import num_rounds_stored, stored_commit
 
 from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
@@ -91,9 +90,8 @@ class Run:
         return {path.name for path in folder.iterdir() if path.suffix != ".partial"}
 
     def num_rounds_committed(self) -> int:
-        """Returns the number of committed rounds in the edge server's commit.json."""
-        path = self.directory("edge-server") / "commit.json"
-        return json.loads(path.read_text()).get("num_rounds", 0) if path.exists() else 0
+        """Returns the number of committed rounds in the database of the edge server."""
+        return num_rounds_stored(self.state / "edge-server", self.job_id)
 
     def directory(self, service: str) -> Path:
         """Returns the folder of the job in the state directory of a service."""
@@ -289,8 +287,7 @@ def intact_commit(run: Run) -> Commit:
 
     Fails unless its weights, and everything that its restore point names, exist and have the right content.
     """
-    document = json.loads((run.directory("edge-server") / "commit.json").read_text())
-    commit = json_format.ParseDict(document, Commit())
+    commit = stored_commit(run.state / "edge-server", run.job_id)
     for unit in (*commit.global_units, *commit.restore_point.global_units):
         _check_blob(run, "edge-server", unit.weights_digest)
     for cluster in commit.restore_point.clusters:

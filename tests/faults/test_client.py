@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
 from reference.tiny_jobs import make_job
+from stored_jobs import stored_commit, stored_ids
 
 from collapipe.job import JobConfig
-from collapipe.v1.plan_pb2 import Commit
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from collapipe_client.workspace import Workspace
@@ -83,8 +82,9 @@ def test_train_leaves_no_process_when_interrupted_or_killed_and_resumes(
 
     last = Command(tmp_path / "3.log", "train", *arguments, "--resume")
     assert last.popen.wait(_LIMIT_SECONDS) == 0, last.output()
-    (path,) = (workspace.state / "edge-server" / "jobs").glob("*/commit.json")
-    commit = json_format.ParseDict(json.loads(path.read_text()), Commit())
+    edge_server = workspace.state / "edge-server"
+    [job_id] = stored_ids(edge_server)
+    commit = stored_commit(edge_server, job_id)
     assert final_digests(commit) == final_digests(intact_commit(expected))
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig
 
 from collapipe.control_unit.model_use import ModelUse
+from collapipe.edge_server.commit_store import CommitStore
 from collapipe.edge_server.global_model import GlobalModel
-from collapipe.edge_server.stored_documents import write_commit
 from collapipe.job import FAMILIES, LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
 from collapipe.models import (
     GenerationSettings,
@@ -117,8 +117,9 @@ class Trained:
         self.labels = self.task.labels
         self.task.set_labels(self.labels)
         store = BlobStore(folder / "job" / "blobs")
-        self._model = GlobalModel(folder / "job", store, BlobCache(folder / "frozen"))
-        self._model.prepare("job", job, self.labels, self.task.vocabulary)
+        commits = CommitStore(folder)
+        self._model = GlobalModel(folder / "job", commits, store, BlobCache(folder / "frozen"))
+        self._model.prepare(job, self.labels, self.task.vocabulary)
         spec, _ = self._model.model_spec()
         self._spec, self.adapter = spec, adapter_for(spec.family, spec.task, spec.config_json)
         units: list[Any] = []
@@ -135,7 +136,7 @@ class Trained:
             blob = TensorBlob(weights)
             store.put(blob.digest, blob.read(), is_checked=True)
             commit.global_units[index].weights_digest = blob.digest
-        write_commit(self._model._directory, commit)
+        commits.replace_commit(commit)
 
     def export(self, directory: Path, *, merged: bool = False) -> Path:
         directory.mkdir()

@@ -1,6 +1,5 @@
 """Runs a job on a testbed, and reads its results from the stores of the services."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
 from safetensors.torch import load_file
+from stored_jobs import stored_commit
 from torch import Tensor
 
 from collapipe.job import JobConfig
@@ -42,8 +41,7 @@ class FinishedJob:
     @cached_property
     def commit(self) -> Commit:
         """The last commit of the edge server."""
-        text = (self._directory("edge-server") / "commit.json").read_text(encoding="utf-8")
-        return json_format.ParseDict(json.loads(text), Commit())
+        return stored_commit(self.state / "edge-server", self.job_id)
 
     def plans(self, cluster_index: int) -> list[Plan]:
         """Returns the plan of each trained round."""

@@ -1,11 +1,11 @@
 """Tests that all clusters evaluate, and that the metrics are those of all held-out rows together."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from reference.tiny_jobs import make_job, write_rows
+from stored_jobs import StoredRow
 
 from collapipe.models import adapter_for
 from collapipe.tasks import load_task
@@ -46,7 +46,7 @@ def test_two_clusters_measure_what_one_process_measures_on_all_rows(
 def measure_alone(finished: FinishedJob) -> dict[str, float]:
     """Evaluates the final model on all held-out rows in this process."""
     directory = finished.state / "edge-server" / "jobs" / finished.job_id
-    document = json.loads((directory / "job.json").read_text(encoding="utf-8"))
+    document = StoredRow(finished.state / "edge-server", "job", finished.job_id).read()
     job = finished.job
     data = job.data.model_copy(update={"train": job.data.train[0]})
     vocabulary = (directory / "blobs" / document["vocabulary_digest"]).read_bytes()

@@ -1,6 +1,5 @@
 """Tests of jobs that run at the same time, because they share no cluster, and of those that wait for them."""
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from killed_processes import kill, restart
 from reference.tiny_jobs import make_job
+from stored_jobs import stored_commit
 
 from collapipe.job import JobConfig
 from collapipe.v1.scheduler_pb2 import (
@@ -79,9 +79,8 @@ def runs(status: JobStatus) -> bool:
 
 def weights(testbed: LocalTestbed, job_id: str) -> list[str]:
     """Returns the digests of the last committed weights of a job."""
-    path = testbed.workspace.state / "edge-server" / "jobs" / job_id / "commit.json"
-    units = json.loads(path.read_text())["global_units"]
-    return [unit["weights_digest"] for unit in units]
+    commit = stored_commit(testbed.workspace.state / "edge-server", job_id)
+    return [unit.weights_digest for unit in commit.global_units]
 
 
 def test_jobs_without_a_common_cluster_run_at_once_with_the_bits_of_a_job_alone(

@@ -1,12 +1,11 @@
 """Tests that a job goes back to a kept commit, and goes on from there."""
 
-import json
 from pathlib import Path
 
 import pytest
-from google.protobuf import json_format
 from reference.tiny_jobs import make_job
 from safetensors.torch import load_file
+from stored_jobs import stored_commit
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import JobConfig
@@ -27,8 +26,7 @@ def make_rounds(folder: Path, name: str, rounds: int = 4, **training: object) ->
 
 def read_commit(finished: FinishedJob) -> Commit:
     """Returns the present commit of the edge server."""
-    path = finished.state / "edge-server" / "jobs" / finished.job_id / "commit.json"
-    return json_format.ParseDict(json.loads(path.read_text(encoding="utf-8")), Commit())
+    return stored_commit(finished.state / "edge-server", finished.job_id)
 
 
 def append_row(job: JobConfig) -> None:
@@ -50,6 +48,9 @@ def test_job_repeats_the_rounds_after_the_restore_point_bit_for_bit(
         assert client.find_job(first.job_id).num_rounds_committed == 3
         last = [event.status for event in client.watch(first.job_id)][-1]
         assert (last.num_rounds_committed, last.state) == (3, JOB_STATE_CANCELLED)
+        hosts = client.stored(first.job_id)["hosts"]
+    assert hosts["edge-server"]["last_commit"]["num_rounds"] == 3
+    assert [row["round"] for row in hosts["control-unit-0"]["round"]] == [4]
     again = run_job(testbed, job, resume=True)
     assert [started.round_index for started in again.started] == [3]
     assert list(again.commit.global_units) == list(first.commit.global_units)

@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 from pydantic import Field
 
+from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.control_unit.servicer import ControlUnitServicer
 from collapipe.service_process import Running
 from collapipe.stage_host import (
@@ -13,8 +14,9 @@ from collapipe.stage_host import (
     frozen_weights,
     start_stage_host,
 )
+from collapipe.storage_service import StorageServicer
 from collapipe.telemetry import metrics
-from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2
+from collapipe.v1 import control_unit_pb2_grpc, scheduler_pb2, storage_pb2_grpc
 from collapipe.weights.blob_store import JobStores
 
 
@@ -31,15 +33,17 @@ class ControlUnitSettings(StageHostSettings):
 
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
     """Starts serving."""
-    stores = JobStores(settings.state_dir)
+    rows = RecordedRows(settings.state_dir)
+    stores = JobStores(settings.state_dir, rows.delete)
     metrics.watch_free_space(settings.state_dir)
     host = scheduler_pb2.Host(
         role=scheduler_pb2.HOST_ROLE_CONTROL_UNIT, cluster_index=settings.cluster_index
     )
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
+        storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(rows.dump), server)
         control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
-            ControlUnitServicer(resources, stores, address, settings.data_clients), server
+            ControlUnitServicer(resources, stores, rows, address, settings.data_clients), server
         )
 
     frozen = frozen_weights(settings)

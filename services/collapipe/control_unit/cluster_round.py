@@ -5,19 +5,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
-from typing import Annotated, TypeVar
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import TypeVar
 
 from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.private_errors import private_errors
-from collapipe.documents import read_document, write_document
-from collapipe.errors import CancelledError, CollapipeError, CorruptDataError
+from collapipe.control_unit.recorded_rows import RecordedRows
+from collapipe.errors import CancelledError, CollapipeError
 from collapipe.evaluation import compute_metrics
 from collapipe.job import JobConfig
-from collapipe.mistakes import first_mistake
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.tasks import Cursor, MicroBatch, Task, begin_round, draw
 from collapipe.telemetry import metrics
@@ -37,7 +33,7 @@ class ClusterRound:
 
     Args:
         job: The job of the request, parsed.
-        state_directory: Directory of the job on this control unit's disk.
+        rows: Has the numbers of rows of earlier rounds.
         copy: The copy of optimizer states that runs beside the round, if any.
         masks: Hide what the cluster pushes, if the round is masked.
     """
@@ -48,7 +44,7 @@ class ClusterRound:
         job: JobConfig,
         task: Task,
         pipeline: ClusterPipeline,
-        state_directory: Path,
+        rows: RecordedRows,
         copy: MomentCopy | None = None,
         masks: ClusterMasks | None = None,
     ) -> None:
@@ -56,7 +52,7 @@ class ClusterRound:
         self._job = job
         self._task = task
         self._pipeline = pipeline
-        self._state_directory = state_directory
+        self._rows = rows
         self._copy = copy
         self._masks = masks
         self._cluster_index = request.plan.cluster_index
@@ -229,17 +225,15 @@ class ClusterRound:
 
         Attempts before the last return to a commit without optimizer states do not count.
         """
-        path = self._state_directory / "round.json"
-        anew_since = self._request.anew_since
-        num_rows = read_num_rows(path, anew_since)
-        round_index = self._request.attempt.round_index
-        if round_index not in num_rows:
+        attempt, anew_since = self._request.attempt, self._request.anew_since
+        place = attempt.job_id, attempt.round_index
+        num_rows = self._rows.find(*place, anew_since)
+        if num_rows is None:
             with private_errors(self._job):
-                num_rows[round_index] = self._task.refresh()
-            first = self._request.restore_num_rounds
-            kept = {str(index): rows for index, rows in num_rows.items() if index >= first}
-            write_document(path, {"num_rows": kept, "anew_since": anew_since})
-        return num_rows[round_index]
+                num_rows = self._task.refresh()
+            first_round = self._request.restore_num_rounds
+            self._rows.record(*place, num_rows, anew_since, first_round)
+        return num_rows
 
     def _evaluate(self) -> job_pb2.EvaluationSums:
         if not self._task.num_held_out_rows:
@@ -260,28 +254,3 @@ def _one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
         while (item := made.result()) is not None:
             made = thread.submit(next, items, None)
             yield item
-
-
-def read_num_rows(path: Path, anew_since: int) -> dict[int, int]:
-    """Returns the number of rows of each recorded round, by its index.
-
-    Args:
-        anew_since: As in a `Commit`. What was recorded before does not count.
-
-    Raises:
-        CorruptDataError: The document is damaged.
-    """
-    remedy = "restore it, or delete it, and a repeated round takes the rows that it finds"
-    recorded = read_document(path, remedy)
-    if recorded is None:
-        return {}
-    try:
-        found = _RecordedRows.model_validate(recorded)
-    except ValidationError as error:
-        raise CorruptDataError(f"{path} is damaged ({first_mistake(error)}): {remedy}") from error
-    return found.num_rows if found.anew_since == anew_since else {}
-
-
-class _RecordedRows(BaseModel):
-    num_rows: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0, lt=1 << 31)]]
-    anew_since: int = 0

@@ -14,6 +14,7 @@ from collapipe.control_unit.model_use import open_model_use, waiting_response
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.noise_secret import noise_secret
 from collapipe.control_unit.private_errors import private_errors
+from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.control_unit.round_masking import RoundMasking
 from collapipe.data.findings import TextFacts, find_in_texts
 from collapipe.errors import (
@@ -55,11 +56,13 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         self,
         resources: HostResources,
         stores: JobStores,
+        rows: RecordedRows,
         address: str,
         data_clients: Collection[str] = (),
     ) -> None:
         self._resources = resources
         self._stores = stores
+        self._rows = rows
         self._address = address
         self._data_clients = data_clients
         self._tasks: dict[str, Task] = {}
@@ -283,8 +286,7 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
         store.keep_only({unit.optimizer_digest for unit in units} | {request.vocabulary.digest})
         pipeline = self._pipeline(request, job)
         masks = self._masking.of_round(request, job)
-        directory = self._stores.directory(job_id)
-        return ClusterRound(request, job, task, pipeline, directory, copy, masks)
+        return ClusterRound(request, job, task, pipeline, self._rows, copy, masks)
 
     def _copy_of(
         self, request: control_unit_pb2.RunRoundRequest, job: JobConfig, store: BlobStore

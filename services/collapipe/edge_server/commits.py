@@ -1,27 +1,25 @@
 """Decides how the commits of a job follow each other: each function takes the last commit, and returns another one."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
 from collapipe.v1 import plan_pb2
 
 
-class Head(Protocol):
+@dataclass(frozen=True)
+class Head:
     """The numbers of a commit.
 
     Args:
-        num_rounds_restorable: Rounds of its restore point.
+        num_rounds: Committed rounds.
+        attempt: The attempt that committed the last one.
+        num_rounds_restorable: Committed rounds of its restore point.
     """
 
-    @property
-    def attempt(self) -> int: ...
-
-    @property
-    def num_rounds(self) -> int: ...
-
-    @property
-    def num_rounds_restorable(self) -> int: ...
+    num_rounds: int
+    attempt: int
+    num_rounds_restorable: int
 
 
 def initial_commit(

@@ -1,7 +1,6 @@
 """Makes the global model of a job, averages it every round, and exports it.
 
-The directory of a job contains `job.json` (the model and its vocabulary), `commit.json` (the last commit) and
-the blobs that they refer to. Only the replacement of `commit.json` commits a round.
+The database of the edge server has the model and the last commit of each job. The directory of a job has the blobs that they name.
 """
 
 import shutil
@@ -13,7 +12,7 @@ from google.protobuf import json_format
 from torch import Tensor
 
 from collapipe.byte_sizes import say_bytes
-from collapipe.documents import write_document
+from collapipe.edge_server.commit_store import CommitStore, JobDocument, Model
 from collapipe.edge_server.commits import (
     began_with,
     check_is_next,
@@ -26,19 +25,10 @@ from collapipe.edge_server.commits import (
     without_other_commits,
 )
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
-from collapipe.edge_server.stored_documents import (
-    CommitHead,
-    JobDocument,
-    read_commit,
-    read_head,
-    read_job,
-    write_commit,
-)
 from collapipe.edge_server.unit_averages import Averaged
 from collapipe.errors import (
     CorruptDataError,
     InfeasibleError,
-    NotFoundError,
     WrongStateError,
 )
 from collapipe.job import AveragingConfig, JobConfig, ModelConfig
@@ -75,19 +65,23 @@ class GlobalModel:
     """The global model of one job.
 
     Args:
-        directory: The directory of the job.
+        directory: The directory of the job, which has its name.
+        commits: The models and commits of all jobs.
         store: The blobs of the job.
         frozen: The frozen weights of all jobs.
     """
 
-    def __init__(self, directory: Path, store: BlobStore, frozen: BlobCache) -> None:
+    def __init__(
+        self, directory: Path, commits: CommitStore, store: BlobStore, frozen: BlobCache
+    ) -> None:
         self._directory = directory
+        self._job_id = directory.name
+        self._commits = commits
         self._store = store
         self._frozen = frozen
 
     def prepare(
         self,
-        job_id: str,
         job: JobConfig,
         labels: Sequence[str],
         vocabulary: bytes,
@@ -106,8 +100,7 @@ class GlobalModel:
         """
         if self.is_complete():
             return
-        has_commit = (self._directory / "commit.json").exists()
-        if has_commit and (self._directory / "job.json").exists():
+        if self._commits.has(self._job_id):
             self._restore_frozen(job, check)
             return
         config_json = create_config_json(
@@ -120,45 +113,34 @@ class GlobalModel:
         adapter = adapter_for(job.model.family, job.task.kind, config_json)
         if adapter.quantises_base:
             quantisation_library()  # The export needs it.
-        units = []
-        if not has_commit:
-            self._check_disk(adapter)
-            units = self._put_initial_units(adapter, job, check)
+        self._check_disk(adapter)
+        units = self._put_initial_units(adapter, job, check)
         findings = []
         if job.model.pretrained is not None:
             findings = adapter.describe_pretrained(pretrained_directory(job.model.pretrained))
-        write_document(
-            self._directory / "job.json",
-            {
-                "job_id": job_id,
-                "model": {
-                    "family": job.model.family,
-                    "task": job.task.kind,
-                    "config_json": config_json,
-                    "pretrained": _directory_name(job.model),
-                },
-                "num_blocks": adapter.num_blocks,
-                "vocabulary_digest": self._store.put_bytes(vocabulary),
-                "max_length": job.task.max_length,
-                "adapter_base": _adapter_base(adapter, job.model),
-                "averaging": job.averaging.model_dump(),
-                "owner": owner,
-                "findings": [json_format.MessageToDict(to_message(each)) for each in findings],
-            },
+        document = JobDocument(
+            job_id=self._job_id,
+            model=Model(
+                family=job.model.family,
+                task=job.task.kind,
+                config_json=config_json,
+                pretrained=_directory_name(job.model),
+            ),
+            num_blocks=adapter.num_blocks,
+            vocabulary_digest=self._store.put_bytes(vocabulary),
+            max_length=job.task.max_length,
+            adapter_base=_adapter_base(adapter, job.model),
+            averaging=job.averaging,
+            owner=owner,
+            findings=[json_format.MessageToDict(to_message(each)) for each in findings],
         )
-        if has_commit:  # A person has deleted the document, because it was damaged.
-            if not self.is_complete():
-                self._restore_frozen(job, check)
-            return
-        initial = initial_commit(job_id, units, job.clusters)
-        write_commit(self._directory, initial)
+        self._commits.add(document, initial_commit(self._job_id, units, job.clusters))
 
     def is_complete(self) -> bool:
-        """Returns whether `prepare` has nothing to do: the documents are there, and all frozen weights are stored."""
-        has_documents = all(
-            (self._directory / name).exists() for name in ("commit.json", "job.json")
+        """Returns whether `prepare` has nothing to do: the job has a commit, and all frozen weights are stored."""
+        return self._commits.has(self._job_id) and all(
+            digest in self._frozen for digest in self._frozen_digests()
         )
-        return has_documents and all(digest in self._frozen for digest in self._frozen_digests())
 
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""
@@ -184,20 +166,10 @@ class GlobalModel:
         return self._job_document().owner
 
     def findings(self) -> list[job_pb2.Finding]:
-        """Returns what a person should know about how the pretrained weights are used.
-
-        Raises:
-            CorruptDataError: The document of the job is damaged.
-        """
-        try:
-            return [
-                json_format.ParseDict(each, job_pb2.Finding(), ignore_unknown_fields=True)
-                for each in self._job_document().findings
-            ]
-        except (json_format.ParseError, AttributeError, TypeError) as error:
-            raise CorruptDataError(
-                f"{self._directory / 'job.json'}: the findings are damaged ({error}): remove them from the file"
-            ) from error
+        """Returns what a person should know about how the pretrained weights are used."""
+        return [
+            json_format.ParseDict(each, job_pb2.Finding()) for each in self._job_document().findings
+        ]
 
     def _put_initial_units(
         self, adapter: ModelAdapter, job: JobConfig, check: Callable[[], None]
@@ -237,22 +209,7 @@ class GlobalModel:
 
     def commit(self) -> plan_pb2.Commit:
         """Returns the last commit; raises `NotFoundError` or `CorruptDataError`."""
-        commit = read_commit(self._directory)
-        if commit is None:
-            raise self._without_commit()
-        return commit
-
-    def _head(self) -> CommitHead:
-        """Returns what pushes need of the last commit; raises `NotFoundError` or `CorruptDataError`."""
-        head = read_head(self._directory)
-        if head is None:
-            raise self._without_commit()
-        return head
-
-    def _without_commit(self) -> NotFoundError:
-        return NotFoundError(
-            f"the edge server has no commit of job {self._directory.name}: submit the job first"
-        )
+        return self._commits.commit(self._job_id)
 
     def unit_bytes(self) -> list[int]:
         """Returns the size of the trained weights of each unit; raises `NotFoundError`."""
@@ -274,8 +231,8 @@ class GlobalModel:
         Raises:
             WrongStateError: Neither the last commit nor the restore point, where a resumed job begins, has them.
         """
-        head = self._head()
-        if digest in (head.weights[unit_index], head.restorable_weights[unit_index]):
+        unit = self._commits.unit(self._job_id, unit_index)
+        if digest in (unit.weights_digest, unit.restorable_digest):
             return self._store.path(digest)
         raise WrongStateError(
             f"neither the last commit nor the restore point gives unit {unit_index} the weights {digest}: run the "
@@ -288,10 +245,9 @@ class GlobalModel:
 
     def weights_before(self, attempt: plan_pb2.Attempt, unit_index: int) -> Path:
         """Returns the file of a unit's weights with which an attempt at a round began; raises `NotFoundError`."""
-        head = self._head()
-        is_next = attempt.round_index == head.num_rounds
-        weights = head.weights if is_next else head.restorable_weights
-        return self._store.path(weights[unit_index])
+        unit = self._commits.unit(self._job_id, unit_index)
+        is_next = attempt.round_index == unit.num_rounds
+        return self._store.path(unit.weights_digest if is_next else unit.restorable_digest)
 
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
         """Returns the model and its number of blocks; raises `NotFoundError`."""
@@ -337,7 +293,7 @@ class GlobalModel:
         if is_already_committed(last, attempt):
             if candidate_copied and last.HasField("candidate"):
                 last = with_candidate_restorable(last, keep_commits, keep_furthest=keep_furthest)
-                write_commit(self._directory, last)
+                self._commits.replace_commit(last)
                 self._delete_unreferenced_blobs(last)
             return last
         self.check_is_next(attempt)
@@ -373,7 +329,7 @@ class GlobalModel:
         if is_candidate:
             store_moments(commit)
             commit.candidate.CopyFrom(without_other_commits(commit))
-        write_commit(self._directory, commit)
+        self._commits.replace_commit(commit)
         self._delete_unreferenced_blobs(commit)
         return commit
 
@@ -383,7 +339,7 @@ class GlobalModel:
         commit = going_to(last, num_rounds, attempt)
         if commit is last:
             return last
-        write_commit(self._directory, commit)
+        self._commits.replace_commit(commit)
         self._delete_unreferenced_blobs(commit)
         return commit
 
@@ -395,7 +351,7 @@ class GlobalModel:
         Raises:
             WrongStateError: Another round is the next one.
         """
-        check_is_next(self._head(), attempt)
+        check_is_next(self._commits.head(self._job_id), attempt)
 
     def export(self, directory: Path, *, merged: bool = False) -> None:
         """Writes the model and the vocabulary to a directory, as `save_pretrained` does.
@@ -429,13 +385,7 @@ class GlobalModel:
             yield state
 
     def _job_document(self) -> JobDocument:
-        document = read_job(self._directory)
-        if document is None:
-            raise NotFoundError(
-                f"the edge server does not know job {self._directory.name}: `collapipe jobs list` lists the jobs; if it is among them, "
-                "resume it"
-            )
-        return document
+        return self._commits.job(self._job_id)
 
     def _delete_unreferenced_blobs(self, commit: plan_pb2.Commit) -> None:
         units: list[plan_pb2.UnitState] = []

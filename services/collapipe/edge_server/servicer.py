@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 
 import grpc
 
+from collapipe.edge_server.commit_store import CommitStore
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.edge_server.heavy_work import HeavyWork
 from collapipe.edge_server.push_stream import PushStream, receive_push
@@ -40,9 +41,14 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
     """Serves the global models of all jobs. A job has one change at a time."""
 
     def __init__(
-        self, stores: JobStores, resources: HostResources, heavy_work: HeavyWork | None = None
+        self,
+        stores: JobStores,
+        commits: CommitStore,
+        resources: HostResources,
+        heavy_work: HeavyWork | None = None,
     ) -> None:
         self._stores = stores
+        self._commits = commits
         self._resources = resources
         self._channels = resources.channels
         resources.keep_unit = self._keep_unit
@@ -94,7 +100,6 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     job = JobConfig.from_json(request.job.config_json)
                     self._resources.check_files(job)
                     model.prepare(
-                        job_id,
                         job,
                         list(request.labels),
                         vocabulary,
@@ -297,7 +302,8 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             raise NotFoundError(
                 f"the edge server does not know job {job_id}: `collapipe jobs list` lists the jobs"
             )
-        return GlobalModel(directory, self._stores.store(job_id), self._resources.frozen)
+        store = self._stores.store(job_id)
+        return GlobalModel(directory, self._commits, store, self._resources.frozen)
 
 
 def _unmasking(request: edge_server_pb2.CommitRoundRequest) -> Unmasking | None:

@@ -74,6 +74,7 @@ PERMISSIONS: Permissions = {
         # The previous stage calls this, and the stage with the head is never a previous stage.
         "ExchangeActivations": frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT}),
     },
+    "collapipe.v1.StorageService": {"DumpRows": _SCHEDULER},
     "collapipe.v1.TelemetryService": {"GetMetrics": _SCHEDULER},
     # Clients get the spans of all hosts from the scheduler, so that they need to reach no other host.
     "collapipe.v1.TraceService": {"ReadClock": _SCHEDULER, "GetSpans": _SCHEDULER},

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.job_documents import JobDocument, JobEvents, RoundDocument, RoundResult
 from collapipe.scheduler.older_documents import take_over_documents
 from collapipe.scheduler.planner_state import PlannerState
+from collapipe.storage_service import StoredRow
 from collapipe.v1 import plan_pb2, scheduler_pb2
 
 logger = logging.getLogger(__name__)
@@ -434,23 +435,25 @@ class JobStore:
     def save_planner_state(self, job_id: str, state: PlannerState) -> None:
         self._put_of_job("planner", job_id, state)
 
-    def dump(self, job_id: str) -> Iterator[tuple[str, int | None, str]]:
-        """Yields all that is stored of a job: the table, the index of the round if it has one, and the document in JSON.
+    def host_clusters(self, job_id: str) -> Sequence[int]:
+        """Returns the clusters of the deployment that a job has; none if its document cannot be read."""
+        if job_id in self._unreadable:
+            return ()
+        return JobConfig.from_json(self.get(job_id).config_json).host_clusters
 
-        Raises:
-            NotFoundError: There is no such job.
-        """
+    def dump(self, job_id: str) -> Iterator[StoredRow]:
+        """Yields all that is stored of a job; raises `NotFoundError`."""
         if job_id not in self._unreadable:
             self.get(job_id)
         for table in ("job", "planner", "events"):
             statement = f"SELECT document FROM {table} WHERE job_id = ?"
             for (text,) in self._read(statement, job_id):
-                yield table, None, text
+                yield StoredRow(table, None, text)
         for table in ("round", "result"):
             statement = f"SELECT round_index FROM {table} WHERE job_id = ? ORDER BY round_index"
             for (round_index,) in self._read(statement, job_id):
                 for text in self._texts_of_round(table, job_id, round_index):
-                    yield table, round_index, text
+                    yield StoredRow(table, round_index, text)
 
     def _find_of_job(self, table: str, job_id: str, schema: type[_D]) -> _D | None:
         rows = self._read(f"SELECT document FROM {table} WHERE job_id = ?", job_id)

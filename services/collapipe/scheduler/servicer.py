@@ -35,6 +35,7 @@ from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.explanation import explain, idle_reasons
 from collapipe.scheduler.host_claims import check_claims
 from collapipe.scheduler.host_registry import HostRegistry
+from collapipe.scheduler.host_rows import collect_rows
 from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_runner import JobRunner
 from collapipe.scheduler.job_store import JobStore
@@ -60,9 +61,6 @@ _RELEASE_SECONDS = 5.0
 
 _QUEUE_SECONDS = 10.0
 """How often a queued job says anew what it waits for."""
-
-_MOST_CHARACTERS = 1 << 20
-"""Characters of a stored document in one message."""
 
 _KEPT_LOGS = 16
 """Jobs that are over and whose events stay in memory, for clients that lost their connection. The page reads the others from disk."""
@@ -404,12 +402,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def DumpJob(
         self, request: scheduler_pb2.DumpJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.DumpJobResponse]:
-        for table, round_index, document in self._jobs.dump(request.job_id):
-            for start in range(0, max(len(document), 1), _MOST_CHARACTERS):
-                part = document[start : start + _MOST_CHARACTERS]
+        job_id = request.job_id
+        for row in self._jobs.dump(job_id):
+            for part in row.parts():
                 yield scheduler_pb2.DumpJobResponse(
-                    table=table, round_index=round_index, document_json=part
+                    table=row.table, round_index=row.round_index, document_json=part
                 )
+        hosts, clusters = self._registry.statuses(), self._jobs.host_clusters(job_id)
+        yield from collect_rows(job_id, clusters, hosts, self._channels)
 
     def GetTrace(
         self, request: scheduler_pb2.GetTraceRequest, context: grpc.ServicerContext

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from collapipe.errors import InvalidInputError
+from collapipe.errors import CollapipeError
 from collapipe.weights.blob_store import JobStores
 
 logger = logging.getLogger(__name__)
@@ -32,6 +32,6 @@ class JobDeletion:
             try:
                 if not self._stores.delete_job(job_id):
                     continue  # It is in use, and waits for the next heartbeat.
-            except (InvalidInputError, OSError) as error:
+            except (CollapipeError, OSError) as error:
                 logger.warning("job %r stays here until the next registration: %s", job_id, error)
             self._waiting.discard(job_id)

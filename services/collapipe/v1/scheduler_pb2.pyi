@@ -510,14 +510,18 @@ class DumpJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ...) -> None: ...
 
 class DumpJobResponse(_message.Message):
-    __slots__ = ("table", "round_index", "document_json")
+    __slots__ = ("table", "round_index", "document_json", "host_id", "missing")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     table: str
     round_index: int
     document_json: str
-    def __init__(self, table: _Optional[str] = ..., round_index: _Optional[int] = ..., document_json: _Optional[str] = ...) -> None: ...
+    host_id: str
+    missing: str
+    def __init__(self, table: _Optional[str] = ..., round_index: _Optional[int] = ..., document_json: _Optional[str] = ..., host_id: _Optional[str] = ..., missing: _Optional[str] = ...) -> None: ...
 
 class GetTraceRequest(_message.Message):
     __slots__ = ("job_id", "round_index")

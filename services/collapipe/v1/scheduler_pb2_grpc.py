@@ -237,7 +237,7 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DumpJob(self, request, context):
-        """Streams all that the scheduler has stored of a job.
+        """Streams all that the scheduler, the edge server and the control units have stored of a job, except for weights and optimizer states.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

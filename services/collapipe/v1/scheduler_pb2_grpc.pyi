@@ -514,7 +514,7 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceRegisterHostType, _Sc
     """Streams what is recorded of a job, for a report."""
 
     DumpJob: _SchedulerServiceDumpJobType
-    """Streams all that the scheduler has stored of a job."""
+    """Streams all that the scheduler, the edge server and the control units have stored of a job, except for weights and optimizer states."""
 
     GetTrace: _SchedulerServiceGetTraceType
     """Collects what every host did in a round, with the scheduler's own part."""
@@ -728,7 +728,7 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: collapipe.v1.scheduler_pb2.DumpJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.scheduler_pb2.DumpJobResponse], collections.abc.AsyncIterator[collapipe.v1.scheduler_pb2.DumpJobResponse]]:
-        """Streams all that the scheduler has stored of a job."""
+        """Streams all that the scheduler, the edge server and the control units have stored of a job, except for weights and optimizer states."""
 
     @abc.abstractmethod
     def GetTrace(

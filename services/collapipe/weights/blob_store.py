@@ -12,7 +12,7 @@ import shutil
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,10 +172,18 @@ class StoredBlob:
 
 
 class JobStores:
-    """The directories of all jobs of a service, and the blobs in them. `directory` is its state directory."""
+    """The directories of all jobs of a service, and the blobs in them.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: The state directory of the service.
+        forget: Deletes what else the service has stored of a job. Its blobs are deleted afterwards.
+    """
+
+    def __init__(
+        self, directory: Path, forget: Callable[[str], None] = lambda job_id: None
+    ) -> None:
         self._directory = directory / "jobs"
+        self._forget = forget
         self._stores: dict[str, BlobStore] = {}
         self._hidden: dict[str, str] = {}
         """The jobs that are hidden from hosts outside of the cluster, with the digest of what it may fetch nevertheless."""
@@ -213,6 +221,7 @@ class JobStores:
 
         Raises:
             InvalidInputError: The name is no safe path.
+            CollapipeError, OSError: What else is stored of it cannot be deleted. Its directory is as before.
         """
         directory = self.directory(job_id)
         # No job has such a name. An earlier process may have died before it had removed all files.
@@ -223,6 +232,7 @@ class JobStores:
                 return False
             self._stores.pop(job_id, None)
             self._hidden.pop(job_id, None)
+            self._forget(job_id)
             if directory.exists():
                 os.replace(directory, doomed)
         if doomed.exists():

@@ -10,7 +10,9 @@ import grpc
 from safetensors.torch import load_file
 from torch import Tensor
 
+from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.control_unit.servicer import ControlUnitServicer
+from collapipe.edge_server.commit_store import CommitStore
 from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, Security, serve
@@ -88,13 +90,16 @@ class Cluster:
             )
             if stores is not None and name.startswith("control"):
                 control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
-                    ControlUnitServicer(resources, stores, address), server
+                    ControlUnitServicer(
+                        resources, stores, RecordedRows(self.folder / name), address
+                    ),
+                    server,
                 )
                 return
             stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
             if stores is not None:
                 edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(
-                    EdgeServerServicer(stores, resources), server
+                    EdgeServerServicer(stores, CommitStore(self.folder / name), resources), server
                 )
 
         server = serve("127.0.0.1:0", PLAIN, add_services)

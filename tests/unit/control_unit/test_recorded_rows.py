@@ -1,34 +1,59 @@
+import json
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from damaged_files import damage, damage_values
 
-from collapipe.control_unit.cluster_round import read_num_rows
-from collapipe.documents import write_document
+from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.errors import CorruptDataError
 
 
 def test_rows_of_rounds_are_those_since_the_return_to_an_earlier_commit(tmp_path: Path) -> None:
-    path = tmp_path / "round.json"
-    assert read_num_rows(path, 0) == {}
-    write_document(path, {"num_rows": {"3": 20, "4": 21}, "anew_since": 7})
-    assert read_num_rows(path, 7) == {3: 20, 4: 21}
-    assert read_num_rows(path, 8) == {}
+    rows = RecordedRows(tmp_path)
+    assert rows.find("job", 3, 0) is None
+    rows.record("job", 3, 20, anew_since=7, first_round=3)
+    rows.record("job", 4, 21, anew_since=7, first_round=3)
+    rows.record("other", 3, 99, anew_since=0, first_round=3)
+    restarted = RecordedRows(tmp_path)
+    assert [restarted.find("job", index, 7) for index in (3, 4, 5)] == [20, 21, None]
+    assert restarted.find("job", 3, 8) is None
+    restarted.record("job", 5, 22, anew_since=7, first_round=4)
+    assert [restarted.find("job", index, 7) for index in (3, 4, 5)] == [None, 21, 22]
+    restarted.record("job", 4, 30, anew_since=8, first_round=4)
+    assert [restarted.find("job", 5, since) for since in (7, 8)] == [None, None]
+    restarted.delete("job")
+    assert restarted.find("job", 4, 8) is None
+    assert restarted.find("other", 3, 0) == 99
 
 
-def test_damaged_rows_of_rounds_are_named(tmp_path: Path) -> None:
-    path, num_refused = tmp_path / "round.json", 0
-    write_document(path, {"num_rows": {"3": 20, "4": 21}, "anew_since": 7})
-    for how in chain(damage(path), damage_values(path)):
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """The file in which an older version kept the rows of a job."""
+    file = tmp_path / "jobs" / "job" / "round.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"num_rows": {"3": 20, "4": 21}, "anew_since": 7}))
+    return file
+
+
+def test_rows_of_an_older_version_are_taken_over(tmp_path: Path, older: Path) -> None:
+    rows = RecordedRows(tmp_path)
+    assert [rows.find("job", index, 7) for index in (3, 4)] == [20, 21]
+    assert not older.exists()
+    assert RecordedRows(tmp_path).find("job", 4, 7) == 21
+
+
+def test_damaged_rows_of_an_older_version_are_named(tmp_path: Path, older: Path) -> None:
+    num_refused, text = 0, older.read_text()
+    for how in chain(damage(older), damage_values(older)):
+        rows = RecordedRows(tmp_path)
         try:
-            rows = read_num_rows(path, 7)
+            found = rows.find("job", 3, 7)
         except CorruptDataError as error:
             num_refused += 1
             assert "round.json" in str(error), how
         else:
-            assert all(number >= 0 for number in rows.values()), how
+            assert found is None or found >= 0, how
+            rows.delete("job")
+            older.write_text(text)
     assert num_refused > 20
-    path.write_text('{"num_rows": {"x": 1}}')
-    with pytest.raises(CorruptDataError, match="round.json"):
-        read_num_rows(path, 0)

@@ -13,13 +13,13 @@ def vocabulary(tokenizer: Tokenizer) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def prepared_job(tmp_path_factory: pytest.TempPathFactory, vocabulary: bytes) -> Path:
-    """The directory of a job with its initial model. Tests copy it."""
-    edge = Edge(tmp_path_factory.mktemp("prepared") / "job", vocabulary)
+def prepared_state(tmp_path_factory: pytest.TempPathFactory, vocabulary: bytes) -> Path:
+    """The state directory of an edge server with the initial model of a job. Tests copy it."""
+    edge = Edge(tmp_path_factory.mktemp("prepared"), vocabulary)
     edge.prepare()
-    return edge.directory
+    return edge.state
 
 
 @pytest.fixture
-def edge(tmp_path: Path, prepared_job: Path, vocabulary: bytes) -> Edge:
-    return Edge(shutil.copytree(prepared_job, tmp_path / "job"), vocabulary)
+def edge(tmp_path: Path, prepared_state: Path, vocabulary: bytes) -> Edge:
+    return Edge(shutil.copytree(prepared_state, tmp_path / "edge"), vocabulary)

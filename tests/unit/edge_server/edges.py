@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from collapipe.edge_server.commit_store import CommitStore
 from collapipe.edge_server.global_model import GlobalModel
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import WrongStateError
@@ -33,20 +34,21 @@ OPTIMIZER = b"moments of the head"
 class Edge:
     """The global model of one job, and clusters that pretend to train."""
 
-    def __init__(self, directory: Path, vocabulary: bytes, num_clusters: int = 2) -> None:
-        self.directory = directory
+    def __init__(self, state: Path, vocabulary: bytes, num_clusters: int = 2) -> None:
+        self.state = state
         self._vocabulary = vocabulary
         self._num_clusters = num_clusters
         self.trained: dict[str, TensorBlob] = {}
         self.restart()
 
     def restart(self) -> None:
-        self.store = BlobStore(self.directory / "blobs")
-        self.model = GlobalModel(
-            self.directory, self.store, BlobCache(self.directory.with_name("frozen"))
-        )
+        directory = self.state / "jobs" / "job"
+        self.store = BlobStore(directory / "blobs")
+        self.commits = CommitStore(self.state)
+        frozen = BlobCache(self.state / "frozen")
+        self.model = GlobalModel(directory, self.commits, self.store, frozen)
         self.pushed = PushedUnits(
-            self.directory / "pushed",
+            directory / "pushed",
             self._num_clusters,
             [1 << 20] * 9,
             self.model.global_weights,
@@ -62,7 +64,7 @@ class Edge:
             data=DataConfig(source="stdlib_docstrings"),
             model=ModelConfig(**{"config": TINY, **model}),
         )
-        self.model.prepare("job", job, ["a", "b"], self._vocabulary)
+        self.model.prepare(job, ["a", "b"], self._vocabulary)
         return self.model.commit()
 
     def weights(self, units: Iterable[UnitState]) -> dict[str, Tensor]:
@@ -136,4 +138,4 @@ class Edge:
             stream.complete(blob.digest)
 
     def blobs(self) -> set[str]:
-        return {path.name for path in (self.directory / "blobs").iterdir()}
+        return {path.name for path in self.store.files()}

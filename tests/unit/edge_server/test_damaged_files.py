@@ -1,20 +1,23 @@
-"""A damaged document of a job on the edge server is named, and nothing is computed from it."""
+"""A damaged row of a job on the edge server is named, and nothing is computed from it. Files of older versions are taken over."""
 
-import shutil
-from itertools import chain
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from damaged_files import damage, damage_values
+from google.protobuf import json_format
+from stored_jobs import StoredRow, stored_commit, stored_ids, write_message
 
-from collapipe.errors import CorruptDataError
-from collapipe.v1.plan_pb2 import Attempt
+from collapipe.database import FILE_NAME
+from collapipe.errors import CorruptDataError, NotFoundError
+from collapipe.v1.plan_pb2 import Attempt, Commit
 
 from .edges import Edge
 
 
 def use(edge: Edge) -> None:
-    """Reads whatever the rounds and the export of a job read from its documents."""
+    """Reads whatever the rounds and the export of a job read of its rows."""
     model = edge.model
     commit = model.commit()
     following = Attempt(job_id="job", round_index=commit.num_rounds, attempt=commit.attempt + 1)
@@ -27,41 +30,104 @@ def use(edge: Edge) -> None:
     model.findings()
 
 
-@pytest.mark.parametrize("name", ["commit.json", "job.json"])
-def test_damaged_document_is_named(edge: Edge, name: str) -> None:
-    edge.run_round(is_candidate=True)
-    path, num_refused = edge.directory / name, 0
-    for how in chain(damage(path), damage_values(path)):
+def test_damaged_model_is_named(edge: Edge) -> None:
+    edge.run_round()
+    num_refused = 0
+    for how in damage_values(StoredRow(edge.state, "job", "job")):
         try:
             use(edge)
         except CorruptDataError as error:
             num_refused += 1
-            assert name in str(error), how
+            assert "the model of job job" in str(error), how
     assert num_refused > 100
     use(edge)
 
 
-def test_document_of_another_job_is_refused(edge: Edge, tmp_path: Path) -> None:
-    other = Edge(shutil.copytree(edge.directory, tmp_path / "other"), b"")
-    with pytest.raises(CorruptDataError, match=r"other/commit\.json .*'job'"):
-        other.model.commit()
-    with pytest.raises(CorruptDataError, match=r"other/job\.json .* job"):
-        other.model.model_spec()
+def damaged_messages(message: bytes) -> Iterator[Any]:
+    for length in range(0, len(message), 97):
+        yield message[:length]
+        yield message[:length] + bytes(1) + message[length:]
+        yield message[:length] + bytes([message[length] ^ 0xFF]) + message[length + 1 :]
+    yield from (bytes(len(message)), b"\xff" * 9, "text", "\ud7ff", 7)
 
 
-def test_lost_document_of_the_model_is_written_again_when_the_job_is_resumed(edge: Edge) -> None:
-    committed = edge.run_round()
-    path = edge.directory / "job.json"
-    before = path.read_text()
-    path.unlink()
-    assert edge.prepare() == committed
-    assert path.read_text() == before
-    assert edge.run_round(round_index=1).num_rounds == 2
+def test_damaged_commit_is_named(edge: Edge) -> None:
+    committed = edge.run_round(is_candidate=True)
+    message, num_refused = committed.SerializeToString(deterministic=True), 0
+    for damaged in damaged_messages(message):
+        write_message(edge.state, "job", damaged)
+        try:
+            use(edge)
+        except CorruptDataError as error:
+            num_refused += 1
+            assert f"{FILE_NAME}: the last commit of job job" in str(error)
+        except NotFoundError as error:  # The digest of a blob has changed into another one.
+            assert "blob" in str(error)
+    assert num_refused > 50
+    write_message(edge.state, "job", message)
+    assert edge.model.commit() == committed
+    use(edge)
 
 
-def test_damaged_document_of_the_model_keeps_the_vocabulary(edge: Edge) -> None:
-    path, blobs = edge.directory / "job.json", edge.blobs()
-    path.write_text(path.read_text().replace('"vocabulary_digest": "', '"vocabulary_digest": "x'))
-    with pytest.raises(CorruptDataError, match="job.json.*vocabulary_digest"):
+def test_rows_of_another_job_are_refused(edge: Edge) -> None:
+    row = StoredRow(edge.state, "job", "job")
+    row.write({**row.read(), "job_id": "other"})
+    with pytest.raises(CorruptDataError, match="job job.*'other'"):
+        edge.model.model_spec()
+    commit = edge.model.commit()
+    commit.job_id = "other"
+    write_message(edge.state, "job", commit.SerializeToString())
+    with pytest.raises(CorruptDataError, match="job job.*'other'"):
+        edge.model.commit()
+
+
+def test_damaged_model_keeps_the_vocabulary(edge: Edge) -> None:
+    blobs, row = edge.blobs(), StoredRow(edge.state, "job", "job")
+    row.write({**row.read(), "vocabulary_digest": "x"})
+    with pytest.raises(CorruptDataError, match="vocabulary_digest"):
         edge.run_round()
     assert blobs <= edge.blobs()
+
+
+@pytest.fixture
+def older(edge: Edge) -> Edge:
+    """An edge server whose job is stored as an older version did: in two files, without a row."""
+    commit = edge.run_round(is_candidate=True)
+    files = older_files(edge)
+    files["job.json"].write_text(StoredRow(edge.state, "job", "job").read_text())
+    files["commit.json"].write_text(json_format.MessageToJson(commit))
+    edge.commits.delete("job")
+    edge.restart()
+    return edge
+
+
+def older_files(edge: Edge) -> dict[str, Path]:
+    return {name: edge.state / "jobs" / "job" / name for name in ("job.json", "commit.json")}
+
+
+def test_job_of_an_older_version_goes_on(older: Edge) -> None:
+    before = Commit()
+    json_format.Parse(older_files(older)["commit.json"].read_text(), before)
+    assert older.model.commit() == before
+    assert stored_commit(older.state, "job") == before
+    assert older.run_round(1).num_rounds == 2
+    assert not any(file.exists() for file in older_files(older).values())
+    older.commits.delete("job")
+    with pytest.raises(NotFoundError, match="job job"):
+        older.model.commit()
+
+
+@pytest.mark.parametrize("name", ["job.json", "commit.json"])
+def test_damaged_files_of_an_older_version_are_named_and_a_mended_one_is_taken_over(
+    older: Edge, name: str
+) -> None:
+    num_refused = 0
+    for how in damage(older_files(older)[name]):
+        if how == "a flipped bit":  # It is in the text of a value.
+            continue
+        with pytest.raises(CorruptDataError, match=name):
+            older.prepare()
+        num_refused += 1
+        assert stored_ids(older.state) == [], how
+    assert num_refused == 4
+    assert older.prepare().num_rounds == 1

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from collapipe.edge_server import stored_documents
-from collapipe.edge_server.global_model import GlobalModel
 from collapipe.errors import (
     CollapipeError,
     CorruptDataError,
@@ -21,7 +19,6 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
-from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob
 
@@ -87,7 +84,7 @@ def test_initial_commit_gives_every_cluster_the_same_model(edge: Edge) -> None:
 def test_initial_weights_depend_on_the_seed_alone(
     edge: Edge, tmp_path: Path, vocabulary: bytes
 ) -> None:
-    same, other = (Edge(tmp_path / str(seed) / "job", vocabulary).prepare(seed) for seed in (0, 1))
+    same, other = (Edge(tmp_path / str(seed), vocabulary).prepare(seed) for seed in (0, 1))
     first = digests(edge.model.commit().global_units)
     assert digests(same.global_units) == first
     assert not {*digests(other.global_units)} & {*first}
@@ -95,7 +92,7 @@ def test_initial_weights_depend_on_the_seed_alone(
 
 def test_preparing_again_finds_the_last_commit_or_makes_the_same_model(edge: Edge) -> None:
     before = edge.model.commit()
-    (edge.directory / "commit.json").unlink()  # The process ended before the first commit.
+    edge.commits.delete("job")  # The process ended before the first commit.
     edge.restart()
     assert edge.prepare() == before
     committed = edge.run_round()
@@ -108,7 +105,7 @@ def test_disk_that_cannot_hold_the_first_commit_is_refused_before_anything_is_ma
     edge: Edge, tmp_path: Path, vocabulary: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = edge.model.stored_bytes() - len(vocabulary)  # With a header for each unit.
-    small = Edge(tmp_path / "small" / "job", vocabulary)
+    small = Edge(tmp_path / "small", vocabulary)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=trained))
     with pytest.raises(InfeasibleError, match="small"):
         small.prepare()
@@ -118,7 +115,7 @@ def test_disk_that_cannot_hold_the_first_commit_is_refused_before_anything_is_ma
 
 
 def test_job_that_was_never_prepared_is_not_found(tmp_path: Path) -> None:
-    model = GlobalModel(tmp_path / "job", BlobStore(tmp_path / "job" / "blobs"), BlobCache())
+    model = Edge(tmp_path, b"").model
     for ask in (model.commit, model.model_spec):
         with pytest.raises(NotFoundError, match="job job"):
             ask()
@@ -153,7 +150,7 @@ def test_edge_server_knows_how_far_each_cluster_has_changed_the_model(edge: Edge
 def test_round_without_a_late_cluster_averages_the_others_and_keeps_its_state(
     tmp_path: Path, vocabulary: bytes
 ) -> None:
-    edge = Edge(tmp_path / "job", vocabulary, num_clusters=3)
+    edge = Edge(tmp_path, vocabulary, num_clusters=3)
     edge.prepare()
     before = edge.run_round()
     states = edge.train_all()
@@ -181,7 +178,7 @@ def test_round_without_a_late_cluster_averages_the_others_and_keeps_its_state(
 def test_global_model_equals_a_single_cluster_bit_for_bit(
     tmp_path: Path, vocabulary: bytes
 ) -> None:
-    edge = Edge(tmp_path / "job", vocabulary, num_clusters=1)
+    edge = Edge(tmp_path, vocabulary, num_clusters=1)
     edge.prepare()
     (state,) = edge.train_all()
     assert digests(edge.commit([state]).global_units) == digests(state.units)
@@ -513,26 +510,3 @@ def test_export_loads_with_transformers(edge: Edge, tmp_path: Path) -> None:
     for name, tensor in edge.weights(commit.global_units).items():
         assert torch.equal(loaded[name], tensor), name
     assert len(AutoTokenizer.from_pretrained(folder)("w1 w2")["input_ids"]) >= 2
-
-
-def test_pushes_read_each_commit_once(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
-    num_read = 0
-
-    original = stored_documents.read_commit
-
-    def count(directory: Path) -> Commit | None:
-        nonlocal num_read
-        num_read += 1
-        return original(directory)
-
-    monkeypatch.setattr(stored_documents, "read_commit", count)
-    edge.run_round()
-    digest = edge.model.commit().global_units[0].weights_digest
-    num_read = 0
-    for _ in range(5):
-        edge.model.check_is_next(Attempt(job_id="job", round_index=1, attempt=2))
-        assert edge.model.global_weights(0, digest).exists()
-    assert num_read <= 1
-    edge.run_round(1)
-    with pytest.raises(WrongStateError, match="2 rounds are committed"):
-        edge.model.check_is_next(Attempt(job_id="job", round_index=1, attempt=2))

@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from stored_jobs import StoredRow
 
-from collapipe.documents import read_document
 from collapipe.edge_server import global_model, heavy_work
+from collapipe.edge_server.commit_store import CommitStore
+from collapipe.edge_server.commits import initial_commit
 from collapipe.edge_server.servicer import EdgeServerServicer
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
@@ -43,20 +45,24 @@ STAYS = cast(
 
 
 @pytest.fixture
-def stores(tmp_path: Path, prepared_job: Path) -> JobStores:
+def commits(tmp_path: Path, prepared_state: Path) -> CommitStore:
     """Has one job, with its initial model."""
-    shutil.copytree(prepared_job, tmp_path / "jobs" / "job")
-    return JobStores(tmp_path)
+    return CommitStore(shutil.copytree(prepared_state, tmp_path / "edge"))
 
 
 @pytest.fixture
-def servicer(stores: JobStores) -> Iterator[EdgeServerServicer]:
+def stores(tmp_path: Path, commits: CommitStore) -> JobStores:
+    return JobStores(tmp_path / "edge", commits.delete)
+
+
+@pytest.fixture
+def servicer(stores: JobStores, commits: CommitStore) -> Iterator[EdgeServerServicer]:
     with ExitStack() as stack:
         channels = ChannelPool(Security.insecure())
         stack.callback(channels.close)
         links = OutgoingLinks.unlimited("edge-server")
         resources = HostResources(CPU, channels, links, BlobCache(), stores)
-        yield EdgeServerServicer(stores, resources)
+        yield EdgeServerServicer(stores, commits, resources)
 
 
 def test_export_keeps_its_job_until_it_has_ended(
@@ -75,10 +81,7 @@ def test_export_keeps_its_job_until_it_has_ended(
 def first_model_of(job_id: str, stores: JobStores) -> PrepareJobRequest:
     """A request for the first model of a new job, whose vocabulary is stored already."""
     shutil.copytree(stores.directory("job"), stores.directory(job_id))
-    for name in ("commit.json", "job.json"):
-        (stores.directory(job_id) / name).unlink()
-    document = read_document(stores.directory("job") / "job.json")
-    assert document is not None
+    document = StoredRow(stores.directory("job").parents[1], "job", "job").read()
     job = JobConfig.model_validate(
         {
             "clusters": 2,
@@ -182,7 +185,7 @@ def abandoned(servicer: EdgeServerServicer, stores: JobStores) -> Abandoned:
 
 
 def test_first_model_is_given_up_when_nobody_asks_again_for_long(
-    stores: JobStores,
+    commits: CommitStore,
     abandoned: Abandoned,
     slow_model: tuple[threading.Event, threading.Event],
     monkeypatch: pytest.MonkeyPatch,
@@ -192,7 +195,7 @@ def test_first_model_is_given_up_when_nobody_asks_again_for_long(
     abandoned.begin_and_lose(begun)
     may_go_on.set()
     assert abandoned.ends_as_cancelled()
-    assert not (stores.directory("slow") / "commit.json").exists()
+    assert not commits.has("slow")
 
 
 def test_call_after_a_broken_connection_finds_the_first_model_that_is_being_made(
@@ -274,7 +277,7 @@ def test_first_model_without_a_caller_ends_with_the_service(
 
 
 def test_late_calls_about_a_deleted_job_are_refused_and_make_no_directory(
-    stores: JobStores, servicer: EdgeServerServicer, tmp_path: Path
+    stores: JobStores, commits: CommitStore, servicer: EdgeServerServicer, tmp_path: Path
 ) -> None:
     servicer._expect_pushes("job", frozenset({0}))  # as if the job had run last
     assert stores.delete_job("job")
@@ -285,16 +288,18 @@ def test_late_calls_about_a_deleted_job_are_refused_and_make_no_directory(
     ):
         with pytest.raises(NotFoundError, match="job job"):
             next(answers)
-    assert not (tmp_path / "jobs" / "job").exists()
+    assert not (tmp_path / "edge" / "jobs" / "job").exists()
+    assert not commits.has("job")
 
 
 def test_pushes_of_a_job_are_dropped_when_another_job_takes_one_of_its_clusters(
-    servicer: EdgeServerServicer, tmp_path: Path
+    stores: JobStores, commits: CommitStore, servicer: EdgeServerServicer
 ) -> None:
+    model = commits.job("job")
     for name in ("left", "right", "next"):
-        copied = shutil.copytree(tmp_path / "jobs" / "job", tmp_path / "jobs" / name)
-        for path in copied.glob("*.json"):
-            path.write_text(path.read_text().replace('"job_id": "job"', f'"job_id": "{name}"'))
+        shutil.copytree(stores.directory("job"), stores.directory(name))
+        first = initial_commit(name, commits.commit("job").global_units, 2)
+        commits.add(model.model_copy(update={"job_id": name}), first)
     servicer._expect_pushes("left", frozenset({0, 1}))
     servicer._expect_pushes("right", frozenset({2}))
     left, right = servicer._pushed_units("left"), servicer._pushed_units("right")
@@ -310,5 +315,6 @@ def test_started_edge_server_deletes_what_a_killed_one_has_received(tmp_path: Pa
     left = tmp_path / "jobs/job/pushed/cluster-0-unit-5"
     left.parent.mkdir(parents=True)
     left.touch()
-    EdgeServerServicer(JobStores(tmp_path), cast(HostResources, SimpleNamespace(channels=None)))
+    resources = cast(HostResources, SimpleNamespace(channels=None))
+    EdgeServerServicer(JobStores(tmp_path), CommitStore(tmp_path), resources)
     assert not left.parent.exists()

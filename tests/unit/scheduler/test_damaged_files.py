@@ -81,7 +81,7 @@ def test_job_whose_document_is_damaged_is_left_out_and_the_others_are_not(
             num_left_out += 1
             with pytest.raises(CorruptDataError, match=stored):
                 restarted.get(stored)
-            assert {table for table, _, _ in restarted.dump(stored)} > {"job", "round"}, how
+            assert {row.table for row in restarted.dump(stored)} > {"job", "round"}, how
         else:  # What the scheduler does with a job must be possible with these values.
             progress = JobProgress(restarted.get(stored), restarted, EventLog())
             assert progress.attempt(0).job_id == stored, how

@@ -565,10 +565,13 @@ def older_state(directory: Path, store: JobStore) -> None:
     """Writes the jobs of a store as the files of an older version, and closes the store."""
     for document in store.all():
         folder = directory / "jobs" / document.job_id
-        for table, round_index, text in store.dump(document.job_id):
-            name = f"{table}.json" if round_index is None else f"{table}s/{round_index:06d}.json"
+        for row in store.dump(document.job_id):
+            in_folder = (
+                f"{row.table}s/{row.round_index:06d}.json" if row.round_index is not None else ""
+            )
+            name = in_folder or f"{row.table}.json"
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+            (folder / name).write_text(row.text)
     (directory / "grants.json").write_text('{"reserved": 4000000000000000}')
     (directory / "deleted.json").write_text('{"num_deletions": 5, "job_ids": ["a", "b"]}')
     (directory / "deleted" / "c" / "rounds").mkdir(parents=True)

@@ -1,0 +1,49 @@
+"""Tells the scheduler what this host has stored of a job."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+
+from collapipe.v1 import storage_pb2, storage_pb2_grpc
+
+_MOST_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """A row of a database.
+
+    Args:
+        round_index: The round that it is about; `None` if it is about the whole job.
+        text: The row in JSON.
+    """
+
+    table: str
+    round_index: int | None
+    text: str
+
+    def parts(self) -> Iterator[str]:
+        """Yields the text in pieces that fit into a message, at least one."""
+        for start in range(0, max(len(self.text), 1), _MOST_CHARACTERS):
+            yield self.text[start : start + _MOST_CHARACTERS]
+
+
+class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
+    """Serves the rows of one database.
+
+    Args:
+        dump: Yields the rows of a job, from its id.
+    """
+
+    def __init__(self, dump: Callable[[str], Iterator[StoredRow]]) -> None:
+        self._dump = dump
+
+    def DumpRows(
+        self, request: storage_pb2.DumpRowsRequest, context: grpc.ServicerContext
+    ) -> Iterator[storage_pb2.DumpRowsResponse]:
+        for row in self._dump(request.job_id):
+            for part in row.parts():
+                yield storage_pb2.DumpRowsResponse(
+                    table=row.table, round_index=row.round_index, document_json=part
+                )
