@@ -8,7 +8,7 @@ A test fails when a page is not what this program writes.
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -22,8 +22,7 @@ from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.edge_server.app import EdgeServerSettings
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
-from collapipe.job_life import attempt_events
-from collapipe.job_life.attempt import TRANSITIONS
+from collapipe.job_life import attempt, attempt_events, job_run
 from collapipe.scheduler.app import SchedulerSettings
 from collapipe.service_process import ServiceSettings
 from collapipe.simulation.scenario import Scenario
@@ -124,21 +123,16 @@ A job runs rounds until all are committed ([Concepts](concepts.md) explains the 
 
 | question | answer |
 |---|---|
-| What happens in the rounds of an attempt? | `step` in `attempt.py` takes the state, what was observed, and the time. It returns the new state and what is to be done |
+| What does a job do next, and what follows a failed attempt? | `step` in `job_run.py` takes the state, what was observed, and the time. It returns the new state and what is to be done. `tries.py` has the limits |
+| What happens in the rounds of an attempt? | `step` in `attempt.py`, in the same way |
 | From which commit does an attempt go on, and which results of the attempt before can it use? | `where_to_begin`, `usable` and `can_catch_up` in `commits.py` |
-| What follows a failed attempt? | `attempt_failed` in `job_state.py`. `tries.py` has the limits |
 | Which devices take part? | `choose` in `job_devices.py`, with a reason for each one that does not |
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 
-`RoundRunner` in the scheduler is the shell around `step`. The thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. Whatever must survive is stored first: the clusters that count before the commit, and the loss of privacy before any cluster trains.
+`JobRunner` and `RoundRunner` in the scheduler are the shells around the two machines. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and tells the machine what came of it. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. Whatever must survive is stored first: the clusters that count before the commit, and the loss of privacy before any cluster trains.
 
-## The cases
-
-Each case has a phase and an event. Any other event in a phase is a bug, and raises an error.
-
-| phase | what is observed | what may follow |
-|---|---|---|
+Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error.
 """
 
 _IMITATED = """
@@ -163,13 +157,23 @@ The imitated scheduler is a second implementation of the shell, which may differ
 def job_life_page() -> str:
     """Returns the page about the life of a job, with the cases of the machine."""
     lines = [
-        f"| {phase.value} | {_summary(event)} | {'; '.join(sorted(to.value for to in case.to))} |"
-        for (phase, event), case in TRANSITIONS.items()
+        "\n## The job\n",
+        *_machine(job_run.TRANSITIONS, get_args(job_run.Action)),
+        "\n## The rounds of an attempt\n",
+        *_machine(attempt.TRANSITIONS, get_args(attempt_events.Action)),
     ]
-    lines += ["\n## What is done\n", "| action | meaning |", "|---|---|"]
-    for action in get_args(attempt_events.Action):
-        lines.append(f"| `{action.__name__}` | {_summary(action)} |")
     return _ORIGIN + _JOB_LIFE + "\n".join(lines) + "\n" + _IMITATED
+
+
+def _machine(transitions: Mapping[tuple[Any, type], Any], actions: Iterable[type]) -> Iterator[str]:
+    """Yields the lines of the tables of a machine: its cases, and what it decides to do."""
+    yield "| phase | what is observed | what may follow |\n|---|---|---|"
+    for (phase, event), case in transitions.items():
+        following = "; ".join(sorted(to.value for to in case.to))
+        yield f"| {phase.value} | {_summary(event)} | {following} |"
+    yield "\n| action | meaning |\n|---|---|"
+    for action in actions:
+        yield f"| `{action.__name__}` | {_summary(action)} |"
 
 
 def _summary(described: type) -> str:

@@ -55,16 +55,20 @@ class StoredRow:
 
 def stored_commit(state: Path, job_id: str) -> Commit:
     """Returns the last commit of a job, from the state directory of the edge server."""
-    [(message,)] = _rows(state, "SELECT message FROM last_commit WHERE job_id = ?", job_id)
-    return Commit.FromString(message)
+    [commit] = _commits(state, job_id)
+    return commit
 
 
 def num_rounds_stored(state: Path, job_id: str) -> int:
     """Returns the number of committed rounds of a job, from the state directory of the edge server; 0 without a commit."""
     if not (state / FILE_NAME).exists():
         return 0
-    rows = _rows(state, "SELECT num_rounds FROM last_commit WHERE job_id = ?", job_id)
-    return rows[0][0] if rows else 0
+    return sum(commit.num_rounds for commit in _commits(state, job_id))
+
+
+def _commits(state: Path, job_id: str) -> list[Commit]:
+    rows = _rows(state, "SELECT message FROM last_commit WHERE job_id = ?", job_id)
+    return [Commit.FromString(message) for (message,) in rows]
 
 
 def write_message(state: Path, job_id: str, message: Any) -> None:
@@ -80,7 +84,9 @@ def stored_ids(state: Path, table: str = "job") -> list[str]:
 
 
 def _rows(state: Path, statement: str, *values: Any) -> list[Any]:
-    with closing(sqlite3.connect(state / FILE_NAME)) as database:
+    # Whoever may write would also clean up what a killed service has left, which its next process has to do.
+    uri = f"{(state / FILE_NAME).absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(uri, uri=True)) as database:
         return database.execute(statement, values).fetchall()
 
 

@@ -332,7 +332,7 @@ class CollaPipeClient:
         """
         request = DumpJobRequest(job_id=job_id)
         answers = self._scheduler.DumpJob(request)
-        texts: dict[tuple[str, str, int | None], str] = {}
+        parts: dict[tuple[str, str, int | None], list[str]] = {}
         tables: dict[str, Any] = {"job": None, "planner": None, "events": None}
         tables |= {"round": [], "result": [], "hosts": {}}
         for row in self._stream(answers, self._scheduler_name, f"send what is stored of {job_id}"):
@@ -341,11 +341,11 @@ class CollaPipeClient:
                 continue
             round_index = row.round_index if row.HasField("round_index") else None
             key = row.host_id, row.table, round_index
-            texts[key] = texts.get(key, "") + row.document_json
-        for (host_id, table, round_index), text in texts.items():
-            document: Any = text
+            parts.setdefault(key, []).append(row.document_json)
+        for (host_id, table, round_index), texts in parts.items():
+            document: Any = "".join(texts)
             with suppress(ValueError):
-                document = decode_json(text)
+                document = decode_json(document, parse_constant=_refuse_constant)
             found = tables["hosts"].setdefault(host_id, {}) if host_id else tables
             if round_index is None:
                 found[table] = document
@@ -605,3 +605,8 @@ def _plain_name(name: str) -> str:
             f"the edge server sent a file named {name!r}, which is not a plain file name: nothing was written there"
         )
     return name
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuses NaN and infinite numbers, which are no JSON."""
+    raise ValueError(f"{name} is no number")

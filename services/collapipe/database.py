@@ -9,6 +9,7 @@ import shlex
 import sqlite3
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,16 +29,18 @@ class Database:
 
     Args:
         path: The file. It is made if it does not exist.
+        service: The kind of service that it belongs to.
         version: Number of the schema, from 1. Increase it when an older file cannot be read.
         schema: The statements that make the tables.
 
     Raises:
-        CorruptDataError: The file is damaged, or has another version.
+        CorruptDataError: The file is damaged, has another version, or belongs to another kind of service.
         OSError: The disk is full, or does not work.
     """
 
-    def __init__(self, path: Path, version: int, schema: str) -> None:
+    def __init__(self, path: Path, service: str, version: int, schema: str) -> None:
         self.path = path
+        self._service = service
         self._version = version
         self.lock = threading.RLock()
         """Held during each transaction. A caller may use it for what it keeps in memory beside the rows."""
@@ -77,6 +80,7 @@ class Database:
             "secure_delete = OFF",
         ):
             self.execute(f"PRAGMA {setting}")
+        self._check_owner()
         [(found,)] = self.execute("PRAGMA user_version")
         if found == 0:
             with self.transaction():
@@ -86,6 +90,17 @@ class Database:
         elif found != version:
             raise CorruptDataError(
                 f"{self.path} has format version {found}, but this service reads version {version}: use the version of CollaPipe that wrote it"
+            )
+
+    def _check_owner(self) -> None:
+        """Refuses the database of another kind of service. One that does not say whose it is becomes that of this service."""
+        own = zlib.crc32(f"CollaPipe {self._service}".encode()) >> 1
+        [(found,)] = self.execute("PRAGMA application_id")
+        if found == 0:
+            self.execute(f"PRAGMA application_id = {own}")
+        elif found != own:
+            raise CorruptDataError(
+                f"{self.path} does not belong to this {self._service}, but to another program: put back the file of this service"
             )
 
     def close(self) -> None:
@@ -143,13 +158,16 @@ class Database:
                 raise
 
     def delete(self, statement: str, *values: Any) -> None:
-        """Runs a statement that makes room, also on a full disk, and gives the room back to the disk. Raises what `execute` raises."""
-        try:
-            self.execute(statement, *values)
-        except OSError:
-            if not self.free_reserve():
-                raise
-            self.execute(statement, *values)
+        """Runs a statement that makes room, also on a full disk, and gives the room back to the disk. It is a transaction by itself, and
+        no part of another one. Raises what `execute` raises."""
+        with self.lock:
+            assert not self._is_open
+            try:
+                self.execute(statement, *values)
+            except OSError:
+                if not self.free_reserve():
+                    raise
+                self.execute(statement, *values)
         self.give_room_back()
 
     @contextmanager

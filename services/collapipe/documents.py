@@ -112,6 +112,11 @@ def read_document(
     return document
 
 
+def keep_older(path: Path) -> None:
+    """Renames a document that an older version wrote, after its content was stored elsewhere, so that it is not read again."""
+    path.replace(path.with_name(f"{path.name}.migrated"))
+
+
 def hold_directory(directory: Path | None, wait_seconds: float = 10.0) -> ExitStack:
     """Keeps other processes from using a directory, until the result is closed or this process ends.
 

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 import grpc
 
 from collapipe.v1 import storage_pb2, storage_pb2_grpc
+from collapipe.weights.blob_store import JobStores
 
 _MOST_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
-class StoredRow:
+class DumpedRow:
     """A row of a database.
 
     Args:
         round_index: The round that it is about; `None` if it is about the whole job.
-        text: The row in JSON.
+        text: The row in JSON, or other text if it is damaged.
     """
 
     table: str
@@ -33,17 +34,22 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     """Serves the rows of one database.
 
     Args:
+        stores: The jobs of this host.
         dump: Yields the rows of a job, from its id.
     """
 
-    def __init__(self, dump: Callable[[str], Iterator[StoredRow]]) -> None:
+    def __init__(self, stores: JobStores, dump: Callable[[str], Iterator[DumpedRow]]) -> None:
+        self._stores = stores
         self._dump = dump
 
     def DumpRows(
         self, request: storage_pb2.DumpRowsRequest, context: grpc.ServicerContext
     ) -> Iterator[storage_pb2.DumpRowsResponse]:
-        for row in self._dump(request.job_id):
-            for part in row.parts():
-                yield storage_pb2.DumpRowsResponse(
-                    table=row.table, round_index=row.round_index, document_json=part
-                )
+        if not self._stores.directory(request.job_id).is_dir():
+            return
+        with self._stores.using(request.job_id):
+            for row in self._dump(request.job_id):
+                for part in row.parts():
+                    yield storage_pb2.DumpRowsResponse(
+                        table=row.table, round_index=row.round_index, document_json=part
+                    )

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from collapipe.edge_server import commits
 from collapipe.errors import WrongStateError
 from collapipe.job_life import attempt_events as life
-from collapipe.job_life import job_devices
+from collapipe.job_life import job_devices, job_run
 from collapipe.job_life.attempt import (
     TRANSITIONS,
     AttemptRules,
@@ -22,9 +22,9 @@ from collapipe.job_life.attempt import (
 from collapipe.job_life.commits import Kept, can_catch_up, usable, where_to_begin
 from collapipe.job_life.failing_clusters import LONGEST_PAUSE
 from collapipe.job_life.job_devices import Device, LeftOut, Why
-from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
+from collapipe.job_life.job_run import JobPhase, JobState
 from collapipe.job_life.round_clusters import RoundRules
-from collapipe.job_life.tries import Again, Failure, GivesUp, Kind, Tries
+from collapipe.job_life.tries import Failure, GivesUp, Kind, Tries
 from collapipe.scheduler.attempt_facts import candidate_of, commits_of, committed, name_of
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit
 
@@ -36,6 +36,7 @@ _ALLOWED_SECONDS = 400.0
 """What a round, the rounds that are repeated before it, and the waits around it take at most."""
 _MOST_SECONDS_TO_END = 3.0
 _MOST_ATTEMPTS = 300
+_MOST_STEPS = 20_000
 _MOST_REPEATS = 11
 _ROWS = 10
 
@@ -176,14 +177,15 @@ class ImitatedJob:
         self.store = Store(chance((0.0, 0.0, 0.01, 0.05)), chance((0.0, 0.0, 0.0, 0.02)))
         self._forget()
         self.last_progress = 0.0
-        self.seen: set[tuple[Phase, type]] = set()
+        self.seen: set[tuple[Phase | JobPhase, type]] = set()
 
     def _forget(self) -> None:
         """Forgets what is in memory only."""
-        self.job = JobState(Tries(self.rules.retry_seconds))
+        self.job = JobState(Tries(self.rules.retry_seconds), self.rules.retry_seconds)
+        self.chosen: list[Device] = []
+        self.shell: AttemptShell | None = None
         self.kept: Kept | None = None
         self.results: dict[int, ClusterState] = {}
-        self.had_all = False
         self.repeats = Repeats()
         self.num_to_repeat = 0
         """Committed rounds that the last attempt would have had to repeat before the next round."""
@@ -236,27 +238,66 @@ class ImitatedJob:
         promise(not other, f"rounds {other} have the results of other attempts")
 
     def _run_attempts(self) -> GivesUp | None:
-        has_failed = False
-        for _ in range(_MOST_ATTEMPTS):
+        action: job_run.Action = job_run.BeginAttempt()
+        for _ in range(_MOST_STEPS):
+            if isinstance(action, job_run.End):
+                return action.gives_up
             try:
-                if has_failed:
-                    self.write(lambda store: setattr(store, "attempt", store.attempt + 1))
-                self._run_attempt(self._wait_for_hosts())
-                return None
+                action = self._step(self._do(action))
             except RoundFailedError as failed:
-                failure, has_failed = failed.failure, True
-            unreached = {}
-            if failure.kind is Kind.HOST_LOST and failure.host_id in self.world.hosts:
-                unreached = {failure.host_id: str(self.world.hosts[failure.host_id].process)}
-            self.job, after = attempt_failed(self.job, failure, unreached, self.world.now)
-            self.world.tell(f"attempt {self.store.attempt} failed: {failure} → {after}")
-            self._check_bounds()
-            promise(after.refused <= self.job.devices.no_plan, "a refused newcomer takes part")
-            if not isinstance(after.then, Again):
-                return after.then
-            promise(0 <= after.then.wait_seconds <= _LONGEST_WAIT, "it waits too long")
-            self.world.now += after.then.wait_seconds
-        raise AssertionError(f"it still runs after {_MOST_ATTEMPTS} attempts")
+                action = self._step(self._attempt_failed(failed.failure))
+                self.world.tell(f"attempt {self.store.attempt} failed: {failed.failure} → {action}")
+                self._check_bounds()
+        raise AssertionError(f"it still runs after {_MOST_STEPS} steps")
+
+    def _step(self, event: job_run.Event) -> job_run.Action:
+        phase = self.job.phase
+        self.job, action = job_run.step(self.job, event, self.world.now)
+        self.seen.add((phase, type(event)))
+        text = f"{type(event).__name__} leads from {phase.name} to {self.job.phase.name}"
+        promise(self.job.phase in job_run.TRANSITIONS[phase, type(event)].to, text)
+        return action
+
+    def _do(self, action: job_run.Action) -> job_run.Event:
+        """Does what was decided, as `JobRunner` does; raises `RoundFailedError`."""
+        world = self.world
+        match action:
+            case job_run.BeginAttempt():
+                promise(0 <= action.wait_seconds <= _LONGEST_WAIT, "it waits too long")
+                promise(action.refused <= self.job.devices.no_plan, "a refused newcomer takes part")
+                world.now += action.wait_seconds
+                if self.job.tries.num_failures:
+                    self.write(lambda store: setattr(store, "attempt", store.attempt + 1))
+                return job_run.AttemptBegan({})
+            case job_run.LookForHosts():
+                return self._look_for_hosts()
+            case job_run.WaitForHosts():
+                world.now += 1.0
+                return self._look_for_hosts()
+            case job_run.StopWaiting():
+                raise RoundFailedError(Failure(Kind.NO_PLAN, lacks_hosts=True))
+            case job_run.Prepare() | job_run.Measure() if world.happens(0.01):
+                raise RoundFailedError(Failure(Kind.HOST_LOST, EDGE_SERVER))
+            case job_run.Prepare():
+                return job_run.Prepared()
+            case job_run.Measure():
+                self._forgive(self.chosen)
+                self.shell = AttemptShell(self, _by_cluster(self.chosen))
+                return job_run.Measured(self.shell.is_trained)
+            case job_run.RunRound():
+                assert self.shell is not None
+                return self._train(self.shell) if action.trains else self._evaluate(self.shell)
+        raise AssertionError(action)
+
+    def _attempt_failed(self, failure: Failure) -> job_run.AttemptFailed:
+        unreached, shell = {}, self.shell
+        if failure.kind is Kind.HOST_LOST and failure.host_id in self.world.hosts:
+            unreached = {failure.host_id: str(self.world.hosts[failure.host_id].process)}
+        if shell is None:
+            return job_run.AttemptFailed(failure, unreached)
+        self.shell, self.kept = None, shell.state.kept
+        self.results = {i: shell.results[i] for i in self.kept.processes} if self.kept else {}
+        return job_run.AttemptFailed(failure, unreached, shell.state.failing)
 
     def _check_bounds(self) -> None:
         """Checks that the state stays small, and that the job gets further or ends in its time."""
@@ -296,62 +337,49 @@ class ImitatedJob:
                 most = self.store.num_reached + LONGEST_PAUSE
                 promise(self.store.num_reached < reason.until <= most, "a pause is wrong")
 
-    def _wait_for_hosts(self) -> list[Device]:
-        """Returns the devices that take part, once all clusters have some; raises `RoundFailedError` if they do not come."""
-        world, began = self.world, self.world.now
-        while True:
-            world.disturb_devices()
-            chosen = self._choose()
-            if {device.cluster for device in chosen} == set(range(world.num_clusters)):
-                return chosen
-            tries = self.job.tries
-            if tries.seconds_left(world.now) < 0 or world.now - began > tries.limit_seconds:
-                devices = replace(self.job.devices, newcomers=frozenset())
-                self.job = replace(self.job, devices=devices)
-                raise RoundFailedError(Failure(Kind.NO_PLAN, lacks_hosts=True))
-            world.now += 1.0
+    def _look_for_hosts(self) -> job_run.HostsSeen:
+        self.world.disturb_devices()
+        self.chosen = self._choose()
+        processes = _by_cluster(self.chosen)
+        is_enough = len(processes) == self.world.num_clusters
+        lacks, may_register = self.world.happens(0.3), self.world.happens(0.2)
+        return job_run.HostsSeen(processes if is_enough else None, lacks, may_register)
+
+    def _forgive(self, chosen: list[Device]) -> None:
+        processes = {device.host_id: device.process for device in chosen}
+        devices, blamed = job_devices.forgive(self.job.devices, processes)
+        promise(not devices.unreached.keys() & processes.keys(), "a device is blamed for ever")
+        promise(set(blamed) <= processes.keys(), "another device is blamed")
+        self.job = replace(self.job, devices=devices)
 
     def _use(self, chosen: list[Device]) -> dict[int, dict[str, str]]:
         """Takes note of the devices that take part, and returns their processes by cluster."""
-        devices = self.job.devices
-        if self.had_all:
-            devices = job_devices.join(devices, [device.host_id for device in chosen])
-        self.had_all = True
+        self._forgive(chosen)
         processes = {device.host_id: device.process for device in chosen}
-        devices, blamed = job_devices.forgive(devices, processes)
-        promise(not devices.unreached.keys() & processes.keys(), "a device is blamed for ever")
-        promise(set(blamed) <= processes.keys(), "another device is blamed")
-        by_cluster: dict[int, dict[str, str]] = {}
-        for device in chosen:
-            by_cluster.setdefault(device.cluster, {})[device.host_id] = device.process
+        by_cluster = _by_cluster(chosen)
         ids = {cluster: list(of_cluster) for cluster, of_cluster in by_cluster.items()}
+        devices = job_devices.join(self.job.devices, processes.keys())
         self.job = replace(self.job, devices=job_devices.use(devices, ids, processes))
         return by_cluster
 
     # Attempts.
 
-    def _run_attempt(self, chosen: list[Device]) -> None:
-        shell = AttemptShell(self, self._use(chosen))
-        try:
-            while not shell.is_trained:
-                reached = self.store.num_reached
-                self._run_round(shell, trains=True)
-                num_rounds = shell.state.num_rounds
-                self.last_progress = self.world.now
-                self.repeats.commit(self.world.edge.commit)
-                self.job = round_committed(
-                    self.job,
-                    num_rounds,
-                    self.world.edge.commit.restore_point.num_rounds,
-                    [host_id for of_cluster in shell.processes.values() for host_id in of_cluster],
-                    is_new=num_rounds > reached,
-                )
-                self.num_to_repeat = 0
-            self._run_round(shell, trains=False)
-        finally:
-            self.job = replace(self.job, failing=shell.state.failing)
-            self.kept = shell.state.kept
-            self.results = {i: shell.results[i] for i in self.kept.processes} if self.kept else {}
+    def _train(self, shell: "AttemptShell") -> job_run.RoundCommitted:
+        reached = self.store.num_reached
+        self._run_round(shell, trains=True)
+        self.last_progress, self.num_to_repeat = self.world.now, 0
+        self.repeats.commit(self.world.edge.commit)
+        return job_run.RoundCommitted(
+            shell.state.num_rounds,
+            self.world.edge.commit.restore_point.num_rounds,
+            [host_id for of_cluster in shell.processes.values() for host_id in of_cluster],
+            is_new=shell.state.num_rounds > reached,
+            is_trained=shell.is_trained,
+        )
+
+    def _evaluate(self, shell: "AttemptShell") -> job_run.ModelEvaluated:
+        self._run_round(shell, trains=False)
+        return job_run.ModelEvaluated()
 
     def _run_round(self, shell: "AttemptShell", *, trains: bool) -> None:
         """Runs a round. If there is no plan, it is sometimes tried again in the same attempt, with the devices that are there then."""
@@ -376,6 +404,14 @@ class ImitatedJob:
         if {device.cluster for device in chosen} != set(range(self.world.num_clusters)):
             raise RoundFailedError(Failure(Kind.HOST_LOST, unit_of(0)))
         shell.processes = self._use(chosen)
+
+
+def _by_cluster(devices: Iterable[Device]) -> dict[int, dict[str, str]]:
+    """Returns the processes of devices, by cluster and host id."""
+    found: dict[int, dict[str, str]] = {}
+    for device in devices:
+        found.setdefault(device.cluster, {})[device.host_id] = device.process
+    return found
 
 
 class AttemptShell:
@@ -505,8 +541,7 @@ class AttemptShell:
         self.errors, self.timeline, self.ended_early = {}, [], set()
         self.counted = set()
         failures_before = self.state.kept.num_failures if self.state.kept else 0
-        anew = self.owner.job.decides_anew(lacks_devices=self.world.happens(0.3))
-        self.events.append(life.RoundWanted(trains, anew))
+        self.events.append(life.RoundWanted(trains, self.owner.job.decides_anew))
         is_done, evaluates = False, replace(self.state, trains=trains).evaluates
         while not is_done:
             event = self._next_event()

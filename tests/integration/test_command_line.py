@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from unit.client.fake_services import FakeServices, serve_fake
 
 from collapipe.database import FILE_NAME, Database
-from collapipe.scheduler.job_store import SCHEMA
+from collapipe.scheduler.job_store import SCHEMA, SERVICE
 from collapipe.v1.scheduler_pb2 import Host, HostStatus
 from collapipe_client.cli import app
 from collapipe_client.doctor.kernel import check_memory_cgroup
@@ -125,7 +125,7 @@ def test_targets_with_follow_adds_new_hosts_until_it_is_terminated(
 
 
 def test_bash_completes(tmp_path: Path) -> None:
-    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, 1, SCHEMA)
+    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, SERVICE, 1, SCHEMA)
     jobs.execute("INSERT INTO job VALUES ('questions-1a2b', '{}')")
     program = tmp_path / "bin" / "collapipe"
     program.parent.mkdir()

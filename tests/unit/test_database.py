@@ -4,11 +4,12 @@ import errno
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ import sys
 from pathlib import Path
 from collapipe.database import Database
 
-database = Database(Path(sys.argv[1]), 1, sys.argv[2])
+database = Database(Path(sys.argv[1]), "test", 1, sys.argv[2])
 [(number,)] = database.execute("SELECT count(*) FROM one")
 while True:
     number += 1
@@ -35,7 +36,7 @@ while True:
 
 
 def open_database(path: Path) -> Database:
-    return Database(path, 1, _SCHEMA)
+    return Database(path, "test", 1, _SCHEMA)
 
 
 @pytest.fixture
@@ -175,3 +176,15 @@ def test_what_is_no_database_is_named(tmp_path: Path, kind: str) -> None:
         path.write_text("no database " * 1000)
     with pytest.raises((CorruptDataError, OSError), match="state.db"):
         open_database(path)
+
+
+def test_database_of_another_kind_of_service_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    open_database(path).close()
+    with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
+        Database(path, "edge server", 1, _SCHEMA)
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("PRAGMA application_id = 0")  # as an older version left it
+    open_database(path).close()
+    with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
+        Database(path, "edge server", 1, _SCHEMA)

@@ -41,7 +41,9 @@ def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
     )
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
-        storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(rows.dump), server)
+        storage_pb2_grpc.add_StorageServiceServicer_to_server(
+            StorageServicer(stores, rows.dump), server
+        )
         control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(
             ControlUnitServicer(resources, stores, rows, address, settings.data_clients), server
         )

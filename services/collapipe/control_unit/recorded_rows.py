@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from collapipe.database import FILE_NAME, Database
-from collapipe.documents import read_document
+from collapipe.documents import keep_older, read_document
 from collapipe.errors import CorruptDataError
 from collapipe.mistakes import first_mistake
-from collapipe.storage_service import StoredRow
+from collapipe.storage_service import DumpedRow
 
 _VERSION = 1
 _SCHEMA = """
@@ -39,7 +39,7 @@ class RecordedRows:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._database = Database(directory / FILE_NAME, _VERSION, _SCHEMA)
+        self._database = Database(directory / FILE_NAME, "control unit", _VERSION, _SCHEMA)
 
     def find(self, job_id: str, round_index: int, anew_since: int) -> int | None:
         """Returns the number of rows of a round; `None` if it is not recorded."""
@@ -65,13 +65,13 @@ class RecordedRows:
         """Deletes what is recorded of a job, if there is anything."""
         self._database.delete("DELETE FROM round WHERE job_id = ?", job_id)
 
-    def dump(self, job_id: str) -> Iterator[StoredRow]:
+    def dump(self, job_id: str) -> Iterator[DumpedRow]:
         """Yields all that is recorded of a job."""
         statement = "SELECT round_index, num_rows, anew_since FROM round WHERE job_id = ? ORDER BY round_index"
         self._take_over_file(job_id)
         for round_index, num_rows, anew_since in self._database.execute(statement, job_id):
             text = json.dumps({"num_rows": num_rows, "anew_since": anew_since})
-            yield StoredRow("round", round_index, text)
+            yield DumpedRow("round", round_index, text)
 
     def _insert(self, job_id: str, num_rows: dict[int, int], anew_since: int) -> None:
         for round_index, number in num_rows.items():
@@ -81,22 +81,25 @@ class RecordedRows:
             )
 
     def _take_over_file(self, job_id: str) -> None:
-        """Records what an older version kept of a job in a file, and deletes the file."""
+        """Records what an older version kept of a job in a file, unless something is recorded already."""
         file = self._directory / "jobs" / job_id / "round.json"
-        if not file.exists():
-            return
-        document = read_document(file, _REMEDY)
-        try:
-            found = _RoundFile.model_validate(document)
-        except ValidationError as error:
-            raise CorruptDataError(
-                f"{file} is damaged ({first_mistake(error)}): {_REMEDY}"
-            ) from error
-        with self._database.transaction():
-            self._insert(job_id, found.num_rows, found.anew_since)
-        file.unlink()
+        with self._database.lock:
+            if self._database.execute("SELECT 1 FROM round WHERE job_id = ? LIMIT 1", job_id):
+                return
+            document = read_document(file, _REMEDY)
+            if document is None:
+                return
+            try:
+                found = _RoundFile.model_validate(document)
+            except ValidationError as error:
+                raise CorruptDataError(
+                    f"{file} is damaged ({first_mistake(error)}): {_REMEDY}"
+                ) from error
+            with self._database.transaction():
+                self._insert(job_id, found.num_rows, found.anew_since)
+            keep_older(file)
 
 
 class _RoundFile(BaseModel):
-    num_rows: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0, lt=1 << 31)]]
-    anew_since: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
+    num_rows: dict[Annotated[int, Field(ge=0, lt=1 << 31)], Annotated[int, Field(ge=0, lt=1 << 31)]]
+    anew_since: Annotated[int, Field(ge=0, lt=1 << 31)] = 0

@@ -39,7 +39,9 @@ def start(settings: EdgeServerSettings, metrics_address: str) -> Running:
     heavy_work = HeavyWork()
 
     def add_services(server: grpc.Server, resources: HostResources, address: str) -> None:
-        storage_pb2_grpc.add_StorageServiceServicer_to_server(StorageServicer(commits.dump), server)
+        storage_pb2_grpc.add_StorageServiceServicer_to_server(
+            StorageServicer(stores, commits.dump), server
+        )
         stage_pb2_grpc.add_StageServiceServicer_to_server(StageServicer(resources), server)
         servicer = EdgeServerServicer(stores, commits, resources, heavy_work)
         edge_server_pb2_grpc.add_EdgeServerServiceServicer_to_server(servicer, server)

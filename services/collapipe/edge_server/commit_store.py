@@ -7,35 +7,27 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from collapipe.database import FILE_NAME, Database
-from collapipe.documents import decode_json, read_document
-from collapipe.edge_server.commits import Head
+from collapipe.documents import decode_json, keep_older, read_document
+from collapipe.edge_server.commits import Head, head_of
 from collapipe.errors import CorruptDataError, NotFoundError
 from collapipe.job import AveragingConfig
 from collapipe.mistakes import first_mistake
 from collapipe.rpc.stored_messages import message_from_json
-from collapipe.storage_service import StoredRow
-from collapipe.v1 import job_pb2, plan_pb2
+from collapipe.storage_service import DumpedRow
+from collapipe.v1 import plan_pb2
 
 _VERSION = 1
 _SCHEMA = """
     CREATE TABLE job (job_id TEXT PRIMARY KEY, document TEXT NOT NULL);
-    CREATE TABLE last_commit (
-        job_id TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, num_rounds INTEGER NOT NULL, attempt INTEGER NOT NULL,
-        num_rounds_restorable INTEGER NOT NULL, message BLOB NOT NULL
-    );
-    CREATE TABLE unit (
-        job_id TEXT REFERENCES last_commit ON DELETE CASCADE, unit_index INTEGER, weights_digest TEXT NOT NULL,
-        restorable_digest TEXT NOT NULL, PRIMARY KEY (job_id, unit_index)
-    )
+    CREATE TABLE last_commit (job_id TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, message BLOB NOT NULL)
 """
 
 _REMEDY = "start a new job, or put back copies of all services of an earlier time"
@@ -68,34 +60,12 @@ class JobDocument(BaseModel):
     findings: list[Any] = []
     """What a person should know about the pretrained weights: each `Finding` in JSON."""
 
-    @field_validator("findings")
-    @classmethod
-    def _check_findings(cls, findings: list[Any]) -> list[Any]:
-        for each in findings:
-            message_from_json(each, job_pb2.Finding)
-        return findings
-
-
-@dataclass(frozen=True)
-class Unit:
-    """Where a unit of the global model begins.
-
-    Args:
-        num_rounds: Committed rounds.
-        weights_digest: Its weights in the last commit.
-        restorable_digest: Its weights in the restore point.
-    """
-
-    num_rounds: int
-    weights_digest: str
-    restorable_digest: str
-
 
 class CommitStore:
     """The models and the last commits of all jobs. What it stores is on the disk as a whole when the call returns.
 
-    A row names the commits that a job keeps in one message, because they change together. The numbers and digests that every push
-    asks for have columns of their own.
+    One message has all commits that a job keeps, because they change together. The few numbers and digests that pushes ask for stay
+    in memory.
 
     Args:
         directory: The state directory of the edge server.
@@ -107,35 +77,30 @@ class CommitStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._database = Database(directory / FILE_NAME, _VERSION, _SCHEMA)
+        self._database = Database(directory / FILE_NAME, "edge server", _VERSION, _SCHEMA)
+        self._heads: dict[str, Head] = {}
+        """What pushes ask for. It changes only while the database is locked."""
 
     def add(self, job: JobDocument, initial: plan_pb2.Commit) -> None:
         """Stores the model of a new job, and its first commit."""
         with self._database.transaction():
-            self._database.execute(
-                "INSERT INTO job VALUES (?, ?)", job.job_id, job.model_dump_json()
-            )
+            # Only a person can have left the row of a job without a commit.
+            statement = "INSERT OR REPLACE INTO job VALUES (?, ?)"
+            self._database.execute(statement, job.job_id, job.model_dump_json())
             self.replace_commit(initial)
 
     def replace_commit(self, commit: plan_pb2.Commit) -> None:
         """Replaces the last commit of a job, and what it keeps of earlier ones."""
-        job_id, restorable = commit.job_id, commit.restore_point
-        numbers = commit.num_rounds, commit.attempt, restorable.num_rounds
-        message = commit.SerializeToString(deterministic=True)
-        with self._database.transaction():
-            self._database.execute("DELETE FROM last_commit WHERE job_id = ?", job_id)
-            self._database.execute(
-                "INSERT INTO last_commit VALUES (?, ?, ?, ?, ?)", job_id, *numbers, message
-            )
-            for last, kept in zip(commit.global_units, restorable.global_units, strict=True):
-                self._database.execute(
-                    "INSERT INTO unit VALUES (?, ?, ?, ?)",
-                    *(job_id, last.unit_index, last.weights_digest, kept.weights_digest),
-                )
+        statement = "INSERT OR REPLACE INTO last_commit VALUES (?, ?)"
+        with self._database.lock:
+            self._heads.pop(commit.job_id, None)
+            self._database.execute(statement, commit.job_id, commit.SerializeToString())
 
     def delete(self, job_id: str) -> None:
         """Deletes what is stored of a job, if there is anything."""
-        self._database.delete("DELETE FROM job WHERE job_id = ?", job_id)
+        with self._database.lock:
+            self._heads.pop(job_id, None)
+            self._database.delete("DELETE FROM job WHERE job_id = ?", job_id)
 
     def has(self, job_id: str) -> bool:
         """Returns whether a job has a model and a commit."""
@@ -143,74 +108,68 @@ class CommitStore:
 
     def job(self, job_id: str) -> JobDocument:
         """Returns the model of a job; raises `NotFoundError`."""
-        [(text,)] = self._found("SELECT document FROM job WHERE job_id = ?", job_id)
+        text = self._found("SELECT document FROM job WHERE job_id = ?", job_id)
         with _named(f"{self._database.path}: the model of job {job_id}"):
             return _checked_job(decode_json(text), job_id)
 
     def commit(self, job_id: str) -> plan_pb2.Commit:
         """Returns the last commit of a job; raises `NotFoundError`."""
-        [(message,)] = self._found("SELECT message FROM last_commit WHERE job_id = ?", job_id)
+        message = self._found("SELECT message FROM last_commit WHERE job_id = ?", job_id)
         with _named(f"{self._database.path}: the last commit of job {job_id}"):
             return _checked_commit(plan_pb2.Commit.FromString(message), job_id)
 
     def head(self, job_id: str) -> Head:
-        """Returns the numbers of the last commit of a job; raises `NotFoundError`."""
-        statement = (
-            "SELECT num_rounds, attempt, num_rounds_restorable FROM last_commit WHERE job_id = ?"
-        )
-        return Head(*self._found(statement, job_id)[0])
+        """Returns what pushes need to know of the last commit of a job; raises `NotFoundError`."""
+        head = self._heads.get(job_id)
+        if head is None:
+            with self._database.lock:
+                head = self._heads[job_id] = head_of(self.commit(job_id))
+        return head
 
-    def unit(self, job_id: str, unit_index: int) -> Unit:
-        """Returns where a unit begins; raises `NotFoundError`."""
-        statement = (
-            "SELECT num_rounds, weights_digest, restorable_digest FROM unit JOIN last_commit USING (job_id) "
-            "WHERE job_id = ? AND unit_index = ?"
-        )
-        return Unit(*self._found(statement, job_id, unit_index)[0])
-
-    def dump(self, job_id: str) -> Iterator[StoredRow]:
-        """Yields all that is stored of a job; raises `NotFoundError`. The columns beside a message repeat parts of it."""
-        yield StoredRow("job", None, self.job(job_id).model_dump_json())
+    def dump(self, job_id: str) -> Iterator[DumpedRow]:
+        """Yields all that is stored of a job; raises `NotFoundError`."""
+        yield DumpedRow("job", None, self.job(job_id).model_dump_json())
         commit = json_format.MessageToJson(
             self.commit(job_id), preserving_proto_field_name=True, indent=None
         )
-        yield StoredRow("last_commit", None, commit)
+        yield DumpedRow("last_commit", None, commit)
 
-    def _found(self, statement: str, job_id: str, *values: Any) -> list[tuple[Any, ...]]:
-        rows = self._rows(statement, job_id, *values)
+    def _found(self, statement: str, job_id: str) -> Any:
+        """Returns the value that a statement finds for a job."""
+        rows = self._rows(statement, job_id)
         if not rows:
             raise NotFoundError(
                 f"the edge server has no model of job {job_id}: `collapipe jobs list` lists the jobs; if it is among them, resume it"
             )
+        return rows[0][0]
+
+    def _rows(self, statement: str, job_id: str) -> list[tuple[Any, ...]]:
+        rows = self._database.execute(statement, job_id)
+        if not rows:
+            self._take_over_files(job_id)
+            rows = self._database.execute(statement, job_id)
         return rows
 
-    def _rows(self, statement: str, job_id: str, *values: Any) -> list[tuple[Any, ...]]:
-        rows = self._database.execute(statement, job_id, *values)
-        if not rows and self._take_over_files(job_id):
-            rows = self._database.execute(statement, job_id, *values)
-        return rows
-
-    def _take_over_files(self, job_id: str) -> bool:
-        """Stores what an older version kept of a job in two files; returns whether it did so."""
+    def _take_over_files(self, job_id: str) -> None:
+        """Stores what an older version kept of a job in two files, unless the job is known already."""
         job_file, commit_file = (
             self._directory / "jobs" / job_id / name for name in ("job.json", "commit.json")
         )
-        with self._database.transaction():
-            is_known = self._database.execute("SELECT 1 FROM job WHERE job_id = ?", job_id)
-            if is_known or not commit_file.exists():
-                return False
+        with self._database.lock:
+            known = self._database.execute("SELECT 1 FROM last_commit WHERE job_id = ?", job_id)
+            found = None if known else read_document(commit_file, _REMEDY)
+            if found is None:
+                return
+            with _named(str(commit_file)):
+                commit = _checked_commit(message_from_json(found, plan_pb2.Commit), job_id)
             with _named(str(job_file)):
                 job = read_document(job_file, _REMEDY)
                 if job is None:
                     raise ValueError("it is missing")
                 document = _checked_job({**job, "job_id": job.get("job_id") or job_id}, job_id)
-            with _named(str(commit_file)):
-                found = read_document(commit_file, _REMEDY)
-                commit = _checked_commit(message_from_json(found, plan_pb2.Commit), job_id)
             self.add(document, commit)
-        for file in (job_file, commit_file):
-            file.unlink()
-        return True
+            keep_older(commit_file)
+            keep_older(job_file)
 
 
 @contextmanager

@@ -9,17 +9,33 @@ from collapipe.v1 import plan_pb2
 
 @dataclass(frozen=True)
 class Head:
-    """The numbers of a commit.
+    """What pushes need to know of a commit.
 
     Args:
         num_rounds: Committed rounds.
         attempt: The attempt that committed the last one.
         num_rounds_restorable: Committed rounds of its restore point.
+        weights: Digest of the weights of each unit.
+        restorable_weights: The same of the restore point.
     """
 
     num_rounds: int
     attempt: int
     num_rounds_restorable: int
+    weights: tuple[str, ...]
+    restorable_weights: tuple[str, ...]
+
+
+def head_of(commit: plan_pb2.Commit) -> Head:
+    """Returns what pushes need to know of a commit."""
+    restorable = commit.restore_point
+    return Head(
+        commit.num_rounds,
+        commit.attempt,
+        restorable.num_rounds,
+        tuple(unit.weights_digest for unit in commit.global_units),
+        tuple(unit.weights_digest for unit in restorable.global_units),
+    )
 
 
 def initial_commit(

@@ -166,10 +166,20 @@ class GlobalModel:
         return self._job_document().owner
 
     def findings(self) -> list[job_pb2.Finding]:
-        """Returns what a person should know about how the pretrained weights are used."""
-        return [
-            json_format.ParseDict(each, job_pb2.Finding()) for each in self._job_document().findings
-        ]
+        """Returns what a person should know about how the pretrained weights are used.
+
+        Raises:
+            CorruptDataError: A finding is damaged.
+        """
+        try:
+            return [
+                json_format.ParseDict(each, job_pb2.Finding(), ignore_unknown_fields=True)
+                for each in self._job_document().findings
+            ]
+        except (json_format.ParseError, AttributeError, TypeError) as error:
+            raise CorruptDataError(
+                f"the findings of job {self._job_id} are damaged ({error}): start a new job"
+            ) from error
 
     def _put_initial_units(
         self, adapter: ModelAdapter, job: JobConfig, check: Callable[[], None]
@@ -231,8 +241,8 @@ class GlobalModel:
         Raises:
             WrongStateError: Neither the last commit nor the restore point, where a resumed job begins, has them.
         """
-        unit = self._commits.unit(self._job_id, unit_index)
-        if digest in (unit.weights_digest, unit.restorable_digest):
+        head = self._commits.head(self._job_id)
+        if digest in (head.weights[unit_index], head.restorable_weights[unit_index]):
             return self._store.path(digest)
         raise WrongStateError(
             f"neither the last commit nor the restore point gives unit {unit_index} the weights {digest}: run the "
@@ -245,9 +255,10 @@ class GlobalModel:
 
     def weights_before(self, attempt: plan_pb2.Attempt, unit_index: int) -> Path:
         """Returns the file of a unit's weights with which an attempt at a round began; raises `NotFoundError`."""
-        unit = self._commits.unit(self._job_id, unit_index)
-        is_next = attempt.round_index == unit.num_rounds
-        return self._store.path(unit.weights_digest if is_next else unit.restorable_digest)
+        head = self._commits.head(self._job_id)
+        is_next = attempt.round_index == head.num_rounds
+        weights = head.weights if is_next else head.restorable_weights
+        return self._store.path(weights[unit_index])
 
     def model_spec(self) -> tuple[plan_pb2.ModelSpec, int]:
         """Returns the model and its number of blocks; raises `NotFoundError`."""

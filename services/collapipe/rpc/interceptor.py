@@ -61,6 +61,7 @@ _MOST_OF_A_METHOD = {
     f"{_SCHEDULER}WatchJob": 64,
     f"{_SCHEDULER}GetRecords": 4,
     f"{_SCHEDULER}DumpJob": 4,
+    "/collapipe.v1.StorageService/DumpRows": 4,
     f"{_SCHEDULER}GetTrace": 4,
     f"{_SCHEDULER}ExplainDecision": 4,
     f"{_SCHEDULER}ReplayDecision": 2,

@@ -1,7 +1,6 @@
 """Runs a job from its queue entry to its last commit, and goes on after hosts were lost.
 
-Start with `JobRunner.run`. An attempt runs rounds until it fails; the next attempt continues from the restore point with
-the hosts that are there then.
+Start with `JobRunner.run`. What to do next is decided by `step` in `job_life/job_run.py`, and done here.
 """
 
 import logging
@@ -19,11 +18,11 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
-from collapipe.job_life import job_devices
+from collapipe.job_life import job_devices, job_run
 from collapipe.job_life.failing_clusters import PATIENCE
 from collapipe.job_life.job_devices import Device, JobDevices, LeftOut, Why
-from collapipe.job_life.job_state import JobState, attempt_failed, round_committed
-from collapipe.job_life.tries import Again, GivesUp, Tries
+from collapipe.job_life.job_run import JobState
+from collapipe.job_life.tries import GivesUp, Tries
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.failures import failure_of, say_end
@@ -58,6 +57,10 @@ class _HostsMissingError(InfeasibleError):
     """An attempt has waited for hosts in vain."""
 
 
+_Present = tuple[JobHosts | None, Sequence[str | Gap]]
+"""The hosts of a job, or `None` if it cannot run with those that are there; and what is missing."""
+
+
 class JobRunner:
     """Runs one job. It stores the document of the job after every change."""
 
@@ -80,9 +83,16 @@ class JobRunner:
             self._job.schedule.silence_seconds, self._look_around, self._why_unreachable
         )
         self._preparation = JobPreparation(self._progress, channels, self._calls)
-        self._state = JobState(Tries(self._job.schedule.retry_seconds))
+        schedule = self._job.schedule
+        self._state = JobState(Tries(schedule.retry_seconds), schedule.wait_for_hosts_seconds)
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
+        self._present: _Present = (None, ())
+        """What the job found when it looked for hosts last."""
+        self._told_waiting = ""
+        """The hosts for which the job has said that it waits."""
+        self._prepared: PreparedJob | None = None
+        self._rounds: RoundRunner | None = None
         self._planner: Planner | None = None
         self._taking_part: set[str] = set()
         """Ids of all hosts of the last round that began."""
@@ -147,6 +157,7 @@ class JobRunner:
             logger.exception("job %s failed unexpectedly", self.job_id)
             self._give_up(f"the scheduler failed: {type(error).__name__}: {error}; see its log")
         finally:
+            self._end_rounds()
             self._close_planner()
             # What still measures hosts would slow down the probes of the next job.
             self._calls.cancel("the job is over")
@@ -200,103 +211,157 @@ class JobRunner:
 
     def _run_attempts(self) -> None:
         """Runs attempts until one succeeds. Raises the error of the last one."""
-        while True:
+        action: job_run.Action = job_run.BeginAttempt()
+        error: CollapipeError | OSError | None = None
+        while not isinstance(action, job_run.End):
+            event: job_run.Event
             try:
-                if self._failure:
-                    self._progress.begin_attempt()
-                self._run_attempt()
-                return
-            except (CollapipeError, OSError) as error:
-                failure = error
-            if isinstance(failure, CancelledError) and not self._calls.is_cancelled:
-                failure = AttemptFailedError(f"a host ended its call: {failure}")
-            unreached: dict[str, str] = {}
-            if isinstance(failure, PeerLostError):
-                self._registry.suspect(failure.host_id, f"job {self.job_id}: {failure}")
-                unreached = {
-                    device.host_id: device.incarnation
-                    for device in (self._planner.hosts.devices if self._planner else ())
-                    if failure.host_id in (device.host_id, device.address)
-                }
-            self._state, after = attempt_failed(
-                self._state,
-                failure_of(failure, lacks_hosts=bool(self._lacking)),
-                unreached,
-                time.monotonic(),
-            )
-            if after.refused:
-                names = ", ".join(sorted(after.refused))
-                failure = WrongStateError(
-                    f"no plan was possible with the new devices {names}, so they are left out: {failure}"
-                )
-            self._failure = (
-                self._registry.explain(failure)
-                if isinstance(failure, CollapipeError)
-                else f"the scheduler could not use its disk: {failure}"
-            )
-            if not isinstance(failure, _HostsMissingError):
-                self._cause = self._failure
-            self._look_around()
-            if not isinstance(after.then, Again):
-                self._gives_up = after.then
-                raise failure
-            wait = after.then.wait_seconds
+                event, error = self._do(action), None
+            except (CollapipeError, OSError) as failure:
+                error = failure
+                if isinstance(failure, CancelledError) and not self._calls.is_cancelled:
+                    error = AttemptFailedError(f"a host ended its call: {failure}")
+                event = self._attempt_failed(error)
+            self._state, action = job_run.step(self._state, event, time.monotonic())
+            if error is not None:
+                error = self._explain(error, action)
+        self._gives_up = action.gives_up
+        if error is not None:
+            raise error
+
+    def _do(self, action: job_run.Action) -> job_run.Event:
+        """Does what was decided, and returns what came of it. Raises the error if it failed."""
+        match action:
+            case job_run.BeginAttempt():
+                return self._begin_attempt(action.wait_seconds)
+            case job_run.LookForHosts():
+                self._told_waiting = ""
+                return self._look_for_hosts()
+            case job_run.WaitForHosts():
+                self._wait_for_hosts(action.seconds_left)
+                return self._look_for_hosts()
+            case job_run.StopWaiting():
+                raise self._hosts_missing(action)
+            case job_run.Prepare():
+                return self._prepare()
+            case job_run.Measure():
+                return self._measure()
+            case job_run.RunRound():
+                return self._train() if action.trains else self._evaluate()
+        raise AssertionError(f"the end of a job is no work: {action}")
+
+    def _begin_attempt(self, wait_seconds: float) -> job_run.AttemptBegan:
+        if self._failure:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
-                f"attempt {self._progress.document.attempt + 1} failed, and the next one begins {f'in {wait:g} s' if wait else 'at once'}: {self._failure}",
+                f"attempt {self._progress.document.attempt + 1} failed, and the next one begins "
+                f"{f'in {wait_seconds:g} s' if wait_seconds else 'at once'}: {self._failure}",
             )
-            self._calls.sleep(wait)
-
-    def _run_attempt(self) -> None:
-        """Runs the rounds from the restore point to the end of the job."""
+            self._calls.sleep(wait_seconds)
+            self._progress.begin_attempt()
         self._calls.begin_attempt()
         self._progress.jobs.grants.begin_attempt(self.host_clusters)
         self._say(scheduler_pb2.JOB_STATE_PREPARING, "looks for hosts")
-        hosts = self._wait_for_hosts()
-        if self._state.devices.used:
-            self._take(job_devices.use(self._state.devices, {}, _processes(hosts.devices)))
-        else:
-            self._use(hosts)
+        return job_run.AttemptBegan(self._planned_hosts())
+
+    def _attempt_failed(self, error: CollapipeError | OSError) -> job_run.AttemptFailed:
+        """Ends the rounds of an attempt, and says how it failed."""
+        unreached: dict[str, str] = {}
+        if isinstance(error, PeerLostError):
+            self._registry.suspect(error.host_id, f"job {self.job_id}: {error}")
+            unreached = {
+                device.host_id: device.incarnation
+                for device in (self._planner.hosts.devices if self._planner else ())
+                if error.host_id in (device.host_id, device.address)
+            }
+        failing = self._rounds.state.failing if self._rounds is not None else None
+        self._end_rounds()
+        failure = failure_of(error, lacks_hosts=bool(self._lacking))
+        return job_run.AttemptFailed(failure, unreached, failing)
+
+    def _end_rounds(self) -> None:
+        """Keeps what the next attempt can use of the rounds of this one."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            self._had_no_plan = not rounds.state.has_plan
+            rounds.store_copied()
+            self._reusable = rounds.for_next_attempt
+
+    def _explain(
+        self, error: CollapipeError | OSError, action: job_run.Action
+    ) -> CollapipeError | OSError:
+        """Remembers why an attempt has failed. Returns the error, which names the newcomers that are left out because of it."""
+        if isinstance(action, (job_run.BeginAttempt, job_run.End)) and action.refused:
+            names = ", ".join(sorted(action.refused))
+            error = WrongStateError(
+                f"no plan was possible with the new devices {names}, so they are left out: {error}"
+            )
+        self._failure = (
+            self._registry.explain(error)
+            if isinstance(error, CollapipeError)
+            else f"the scheduler could not use its disk: {error}"
+        )
+        if not isinstance(error, _HostsMissingError):
+            self._cause = self._failure
+        self._look_around()
+        return error
+
+    def _prepare(self) -> job_run.Prepared:
         self._progress.warn(long_warm_up(self._job))
         self._progress.warn(random_base(self._job))
-        prepared = self._preparation.prepare(hosts)
-        self._progress.warn(few_rows(self._job, prepared.num_rows))
+        self._prepared = self._preparation.prepare(self._hosts)
+        self._progress.warn(few_rows(self._job, self._prepared.num_rows))
+        return job_run.Prepared()
+
+    def _measure(self) -> job_run.Measured:
+        """Measures the hosts that the job does not know yet, and finds the commit from which the attempt goes on."""
+        assert self._prepared is not None
         self._close_planner()
-        planner = self._planner = self._make_planner(hosts, prepared)
-        rounds = RoundRunner(
+        self._planner = self._make_planner(self._hosts, self._prepared)
+        self._rounds = RoundRunner(
             self._progress,
-            prepared,
-            planner,
+            self._prepared,
+            self._planner,
             self._channels,
             self._calls,
             self._reusable,
             self._state.failing,
         )
-        decides_anew = self._state.decides_anew(lacks_devices=bool(self._lacking))
-        try:
-            while not rounds.is_trained:
-                began = self._telemetry.now()
-                reached = self._progress.document.num_rounds_reached
-                local_steps = self._job.training.local_steps
-                self._run_round(rounds, planner, local_steps, decides_anew=decides_anew)
-                self._look_at_emulation(planner.hosts, began)
-                self._tell_recovery(f"round {rounds.num_rounds} is committed")
-                self._state = round_committed(
-                    self._state,
-                    rounds.num_rounds,
-                    self._progress.document.num_rounds_restorable,
-                    [device.host_id for device in planner.hosts.devices],
-                    is_new=rounds.num_rounds > reached,
-                )
-                self._failure, self._cause = "", ""
-            # Evaluates the final model.
-            self._run_round(rounds, planner, 0, decides_anew=decides_anew)
-            self._tell_recovery("the final model is evaluated")
-        finally:
-            self._had_no_plan = not rounds.state.has_plan
-            rounds.store_copied()
-            self._state = replace(self._state, failing=rounds.state.failing)
-            self._reusable = rounds.for_next_attempt
+        return job_run.Measured(self._rounds.is_trained)
+
+    def _train(self) -> job_run.RoundCommitted:
+        rounds, planner = self._running
+        began, document = self._telemetry.now(), self._progress.document
+        reached = document.num_rounds_reached
+        self._run_round(rounds, planner, self._job.training.local_steps)
+        self._look_at_emulation(planner.hosts, began)
+        self._tell_recovery(f"round {rounds.num_rounds} is committed")
+        self._failure, self._cause = "", ""
+        return job_run.RoundCommitted(
+            rounds.num_rounds,
+            document.num_rounds_restorable,
+            [device.host_id for device in planner.hosts.devices],
+            is_new=rounds.num_rounds > reached,
+            is_trained=rounds.is_trained,
+        )
+
+    def _evaluate(self) -> job_run.ModelEvaluated:
+        rounds, planner = self._running
+        self._run_round(rounds, planner, 0)
+        self._tell_recovery("the final model is evaluated")
+        return job_run.ModelEvaluated()
+
+    @property
+    def _hosts(self) -> JobHosts:
+        """The hosts with which the attempt has begun."""
+        hosts, _ = self._present
+        assert hosts is not None
+        return hosts
+
+    @property
+    def _running(self) -> tuple[RoundRunner, Planner]:
+        assert self._rounds is not None and self._planner is not None
+        return self._rounds, self._planner
 
     def _make_planner(self, hosts: JobHosts, prepared: PreparedJob) -> Planner:
         """Measures the hosts that the job does not know yet. Links that were cut are measured again."""
@@ -334,54 +399,54 @@ class JobRunner:
             series = source.window(since, self._telemetry.now())
             self._progress.warn(slow_emulation(series, instances))
 
-    def _wait_for_hosts(self) -> JobHosts:
-        """Returns the hosts of the job. After a first round, fewer devices than before will do.
+    def _look_for_hosts(self) -> job_run.HostsSeen:
+        self._present = hosts, missing = self._choose(fewer=self._state.has_planned)
+        if hosts is None:
+            return job_run.HostsSeen(None, bool(self._lacking), may_register=False)
+        self._lacking = self._missing_of(hosts, missing)
+        if not self._state.devices.used:
+            self._taking_part = set(hosts.by_id)
+        # After a restart of the scheduler, hosts register again one by one.
+        known = {status.host.host_id for status in self._registry.statuses()}
+        is_early = time.monotonic() - self._created < SILENCE_SECONDS
+        processes = {i: _processes(cluster.devices) for i, cluster in enumerate(hosts.clusters)}
+        return job_run.HostsSeen(
+            processes,
+            bool(self._lacking),
+            may_register=is_early and not self._state.devices.all_used <= known,
+        )
 
-        Raises:
-            InfeasibleError: Hosts were missing for too long.
-        """
-        started, told = time.monotonic(), ""
-        planned = self._planned_hosts()
-        self._take(job_devices.use(self._state.devices, planned, {}))
-        schedule = self._job.schedule
-        setting, limit = "wait_for_hosts_seconds", schedule.wait_for_hosts_seconds
-        if self._failure or (planned and schedule.retry_seconds > limit):
-            setting, limit = "retry_seconds", schedule.retry_seconds
-        while True:
-            hosts, missing = self._choose(fewer=bool(planned))
-            waited = time.monotonic() - started
-            if hosts is not None:
-                self._lacking = self._missing_of(hosts, missing)
-                # After a restart of the scheduler, hosts register again one by one.
-                known = {status.host.host_id for status in self._registry.statuses()}
-                late = self._state.devices.all_used - known
-                is_early = time.monotonic() - self._created < SILENCE_SECONDS
-                if not (self._lacking and late and is_early):
-                    return hosts
-            lacking = missing or self._lacking
-            waiting_for = ", ".join(map(str, lacking))
-            left = min(limit - waited, self._state.tries.seconds_left(time.monotonic()))
-            absent = self._look_around(lacking, left)
-            if waiting_for != told:
-                self._progress.tell(
-                    scheduler_pb2.INCIDENT_CODE_WAITING_FOR_HOSTS,
-                    f"waits up to {max(left, 0.0):.0f} s for {waiting_for}",
-                    *(host.host_id for host in absent if host.host_id),
-                )
-                told = waiting_for
-            self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
-            self._calls.sleep()
-            if left < 0:
-                # They are not the reason.
-                self._take(replace(self._state.devices, newcomers=frozenset()))
-                cause = f". The attempt before failed: {self._cause}" if self._cause else ""
-                raise _HostsMissingError(
-                    f"the job needs {waiting_for}, and has waited for {waited:.0f} s: schedule.{setting} allows "
-                    f"{limit:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "
-                    f"testbed), or ask for fewer devices in a new job{cause}"
-                )
+    @property
+    def _awaited(self) -> Sequence[str | Gap]:
+        """What the job waits for before an attempt."""
+        _, missing = self._present
+        return missing or self._lacking
 
-    def _choose(self, *, fewer: bool) -> tuple[JobHosts | None, Sequence[str | Gap]]:
+    def _wait_for_hosts(self, seconds_left: float) -> None:
+        """Says for which hosts the job waits, and waits a moment."""
+        waiting_for = ", ".join(map(str, self._awaited))
+        absent = self._look_around(self._awaited, seconds_left)
+        if waiting_for != self._told_waiting:
+            self._progress.tell(
+                scheduler_pb2.INCIDENT_CODE_WAITING_FOR_HOSTS,
+                f"waits up to {seconds_left:.0f} s for {waiting_for}",
+                *(host.host_id for host in absent if host.host_id),
+            )
+            self._told_waiting = waiting_for
+        self._say(scheduler_pb2.JOB_STATE_PREPARING, f"waits for {waiting_for}")
+        self._calls.sleep()
+
+    def _hosts_missing(self, stopped: job_run.StopWaiting) -> _HostsMissingError:
+        waiting_for = ", ".join(map(str, self._awaited))
+        setting = "retry_seconds" if stopped.tries_again else "wait_for_hosts_seconds"
+        cause = f". The attempt before failed: {self._cause}" if self._cause else ""
+        return _HostsMissingError(
+            f"the job needs {waiting_for}, and has waited for {stopped.waited_seconds:.0f} s: schedule.{setting} allows "
+            f"{stopped.limit_seconds:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "
+            f"testbed), or ask for fewer devices in a new job{cause}"
+        )
+
+    def _choose(self, *, fewer: bool) -> _Present:
         """Chooses among the living hosts."""
         present = self._registry.alive()
         trusted = {host.host_id for host in self._registry.alive(suspects=False)}
@@ -443,9 +508,7 @@ class JobRunner:
         }
         self._take(job_devices.use(self._state.devices, by_cluster, _processes(hosts.devices)))
 
-    def _run_round(
-        self, rounds: RoundRunner, planner: Planner, local_steps: int, *, decides_anew: bool
-    ) -> None:
+    def _run_round(self, rounds: RoundRunner, planner: Planner, local_steps: int) -> None:
         """Runs a round, or an evaluation if there are no local steps. Waits for devices without which no plan is possible, if they
         are being measured.
 
@@ -470,7 +533,7 @@ class JobRunner:
             if planner.hosts == before:
                 break
         try:
-            rounds.run(local_steps, decides_anew=decides_anew)
+            rounds.run(local_steps, decides_anew=self._state.decides_anew)
         finally:
             if not rounds.state.has_plan:
                 metrics.PLANS_INFEASIBLE.inc()

@@ -24,13 +24,14 @@ from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.job_documents import JobDocument, JobEvents, RoundDocument, RoundResult
 from collapipe.scheduler.older_documents import take_over_documents
 from collapipe.scheduler.planner_state import PlannerState
-from collapipe.storage_service import StoredRow
+from collapipe.storage_service import DumpedRow
 from collapipe.v1 import plan_pb2, scheduler_pb2
 
 logger = logging.getLogger(__name__)
 
 _D = TypeVar("_D", bound=BaseModel)
 
+SERVICE = "scheduler"
 _VERSION = 1
 SCHEMA = """
     CREATE TABLE job (job_id TEXT PRIMARY KEY, document TEXT NOT NULL);
@@ -62,7 +63,7 @@ class JobStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._database = Database(directory / FILE_NAME, _VERSION, SCHEMA)
+        self._database = Database(directory / FILE_NAME, SERVICE, _VERSION, SCHEMA)
         take_over_documents(self._database, directory)
         self._lock = self._database.lock
         self._jobs: dict[str, JobDocument] = {}
@@ -435,25 +436,25 @@ class JobStore:
     def save_planner_state(self, job_id: str, state: PlannerState) -> None:
         self._put_of_job("planner", job_id, state)
 
-    def host_clusters(self, job_id: str) -> Sequence[int]:
-        """Returns the clusters of the deployment that a job has; none if its document cannot be read."""
+    def host_clusters(self, job_id: str) -> Sequence[int] | None:
+        """Returns the clusters of the deployment that a job has; `None` if its document cannot be read. Raises `NotFoundError`."""
         if job_id in self._unreadable:
-            return ()
+            return None
         return JobConfig.from_json(self.get(job_id).config_json).host_clusters
 
-    def dump(self, job_id: str) -> Iterator[StoredRow]:
+    def dump(self, job_id: str) -> Iterator[DumpedRow]:
         """Yields all that is stored of a job; raises `NotFoundError`."""
         if job_id not in self._unreadable:
             self.get(job_id)
         for table in ("job", "planner", "events"):
             statement = f"SELECT document FROM {table} WHERE job_id = ?"
             for (text,) in self._read(statement, job_id):
-                yield StoredRow(table, None, text)
+                yield DumpedRow(table, None, text)
         for table in ("round", "result"):
             statement = f"SELECT round_index FROM {table} WHERE job_id = ? ORDER BY round_index"
             for (round_index,) in self._read(statement, job_id):
                 for text in self._texts_of_round(table, job_id, round_index):
-                    yield StoredRow(table, round_index, text)
+                    yield DumpedRow(table, round_index, text)
 
     def _find_of_job(self, table: str, job_id: str, schema: type[_D]) -> _D | None:
         rows = self._read(f"SELECT document FROM {table} WHERE job_id = ?", job_id)

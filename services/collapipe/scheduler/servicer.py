@@ -403,13 +403,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.DumpJobRequest, context: grpc.ServicerContext
     ) -> Iterator[scheduler_pb2.DumpJobResponse]:
         job_id = request.job_id
+        clusters = self._jobs.host_clusters(job_id)
         for row in self._jobs.dump(job_id):
             for part in row.parts():
                 yield scheduler_pb2.DumpJobResponse(
                     table=row.table, round_index=row.round_index, document_json=part
                 )
-        hosts, clusters = self._registry.statuses(), self._jobs.host_clusters(job_id)
-        yield from collect_rows(job_id, clusters, hosts, self._channels)
+        yield from collect_rows(job_id, clusters, self._registry.statuses(), self._channels)
 
     def GetTrace(
         self, request: scheduler_pb2.GetTraceRequest, context: grpc.ServicerContext

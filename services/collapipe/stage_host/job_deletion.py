@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from collapipe.errors import CollapipeError
+from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.weights.blob_store import JobStores
 
 logger = logging.getLogger(__name__)
@@ -16,6 +16,8 @@ class JobDeletion:
     def __init__(self, stores: JobStores) -> None:
         self._stores = stores
         self._waiting: set[str] = set()
+        self._told: set[str] = set()
+        """Jobs that could not be deleted, and of which the log says so."""
         self._thread: threading.Thread | None = None
 
     def go_on(self, job_ids: Iterable[str]) -> None:
@@ -32,6 +34,12 @@ class JobDeletion:
             try:
                 if not self._stores.delete_job(job_id):
                     continue  # It is in use, and waits for the next heartbeat.
+            except InvalidInputError as error:
+                logger.warning("job %r cannot be deleted: %s", job_id, error)
             except (CollapipeError, OSError) as error:
-                logger.warning("job %r stays here until the next registration: %s", job_id, error)
+                if job_id not in self._told:
+                    logger.warning("job %s stays here until this works: %s", job_id, error)
+                self._told.add(job_id)
+                continue
+            self._told.discard(job_id)
             self._waiting.discard(job_id)

@@ -176,7 +176,7 @@ class JobStores:
 
     Args:
         directory: The state directory of the service.
-        forget: Deletes what else the service has stored of a job. Its blobs are deleted afterwards.
+        forget: Deletes what else the service has stored of a job. It is called when the blobs are deleted.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class JobStores:
 
         Raises:
             InvalidInputError: The name is no safe path.
-            CollapipeError, OSError: What else is stored of it cannot be deleted. Its directory is as before.
+            CollapipeError, OSError: Something of it cannot be deleted. The next call goes on with that.
         """
         directory = self.directory(job_id)
         # No job has such a name. An earlier process may have died before it had removed all files.
@@ -232,12 +232,12 @@ class JobStores:
                 return False
             self._stores.pop(job_id, None)
             self._hidden.pop(job_id, None)
-            self._forget(job_id)
             if directory.exists():
                 os.replace(directory, doomed)
         if doomed.exists():
             shutil.rmtree(doomed)
             logger.info("deleted %s, because the scheduler has deleted its job", directory)
+        self._forget(job_id)
         return True
 
     def store(self, job_id: str) -> BlobStore:

@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from collapipe.database import FILE_NAME, Database
-from collapipe.scheduler.job_store import SCHEMA
+from collapipe.scheduler.job_store import SCHEMA, SERVICE
 from collapipe_client.cli import app
 
 
 @pytest.fixture(autouse=True)
 def _jobs_and_a_context(tmp_path: Path, in_empty_folder: None) -> None:
-    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, 1, SCHEMA)
+    jobs = Database(tmp_path / ".collapipe/state/scheduler" / FILE_NAME, SERVICE, 1, SCHEMA)
     for job in ("questions-1a2b", "quick-3c4d"):
         jobs.execute("INSERT INTO job VALUES (?, '{}')", job)
     (tmp_path / "collapipe").mkdir()

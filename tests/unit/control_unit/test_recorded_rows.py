@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -36,11 +37,15 @@ def older(tmp_path: Path) -> Path:
     return file
 
 
-def test_rows_of_an_older_version_are_taken_over(tmp_path: Path, older: Path) -> None:
-    rows = RecordedRows(tmp_path)
-    assert [rows.find("job", index, 7) for index in (3, 4)] == [20, 21]
+def test_rows_of_an_older_version_are_taken_over_once(tmp_path: Path, older: Path) -> None:
+    rows, text = RecordedRows(tmp_path), older.read_text()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: rows.find("job", 3, 7), range(4)))
+    assert found == [20] * 4 and rows.find("job", 4, 7) == 21
     assert not older.exists()
-    assert RecordedRows(tmp_path).find("job", 4, 7) == 21
+    rows.record("job", 3, 30, anew_since=8, first_round=3)
+    older.write_text(text)  # An old copy was put back, or the machine lost power meanwhile.
+    assert RecordedRows(tmp_path).find("job", 3, 8) == 30
 
 
 def test_damaged_rows_of_an_older_version_are_named(tmp_path: Path, older: Path) -> None:
@@ -56,4 +61,8 @@ def test_damaged_rows_of_an_older_version_are_named(tmp_path: Path, older: Path)
             assert found is None or found >= 0, how
             rows.delete("job")
             older.write_text(text)
+    for key in ("x", "-1", str(1 << 40)):
+        older.write_text(json.dumps({"num_rows": {key: 1}}))
+        with pytest.raises(CorruptDataError, match="round.json"):
+            rows.find("job", 3, 7)
     assert num_refused > 20

@@ -1,6 +1,8 @@
 """A damaged row of a job on the edge server is named, and nothing is computed from it. Files of older versions are taken over."""
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ def use(edge: Edge) -> None:
     model.model_spec()
     model.averaging()
     model.owner()
-    model.findings()
 
 
 def test_damaged_model_is_named(edge: Edge) -> None:
@@ -81,6 +82,17 @@ def test_rows_of_another_job_are_refused(edge: Edge) -> None:
         edge.model.commit()
 
 
+def test_damaged_finding_is_named(edge: Edge) -> None:
+    row = StoredRow(edge.state, "job", "job")
+    row.write({**row.read(), "findings": [{"what": "a note", "of_a_newer_version": 1}]})
+    assert [finding.what for finding in edge.model.findings()] == ["a note"]
+    for wrong in (1, {"what": 1}):
+        row.write({**row.read(), "findings": [wrong]})
+        with pytest.raises(CorruptDataError, match="findings of job job"):
+            edge.model.findings()
+        assert edge.model.owner() == "", "the job goes on"
+
+
 def test_damaged_model_keeps_the_vocabulary(edge: Edge) -> None:
     blobs, row = edge.blobs(), StoredRow(edge.state, "job", "job")
     row.write({**row.read(), "vocabulary_digest": "x"})
@@ -94,8 +106,11 @@ def older(edge: Edge) -> Edge:
     """An edge server whose job is stored as an older version did: in two files, without a row."""
     commit = edge.run_round(is_candidate=True)
     files = older_files(edge)
-    files["job.json"].write_text(StoredRow(edge.state, "job", "job").read_text())
-    files["commit.json"].write_text(json_format.MessageToJson(commit))
+    document = StoredRow(edge.state, "job", "job").read()
+    del document["job_id"]  # The first versions wrote none.
+    files["job.json"].write_text(json.dumps(document))
+    written = json_format.MessageToJson(commit, preserving_proto_field_name=True)
+    files["commit.json"].write_text(written)
     edge.commits.delete("job")
     edge.restart()
     return edge
@@ -106,12 +121,20 @@ def older_files(edge: Edge) -> dict[str, Path]:
 
 
 def test_job_of_an_older_version_goes_on(older: Edge) -> None:
-    before = Commit()
-    json_format.Parse(older_files(older)["commit.json"].read_text(), before)
-    assert older.model.commit() == before
+    texts = {file: file.read_text() for file in older_files(older).values()}
+    before = json_format.Parse(older_files(older)["commit.json"].read_text(), Commit())
+    with ThreadPoolExecutor(4) as threads:
+        commits = list(threads.map(lambda _: older.model.commit(), range(4)))
+    assert commits == [before] * 4
     assert stored_commit(older.state, "job") == before
+    assert not any(file.exists() for file in texts)
+    for file, text in texts.items():  # As if the process had ended before it renamed the files.
+        file.write_text(text)
+    older.restart()
     assert older.run_round(1).num_rounds == 2
-    assert not any(file.exists() for file in older_files(older).values())
+    assert older.model.commit().num_rounds == 2
+    for file in texts:
+        file.unlink()
     older.commits.delete("job")
     with pytest.raises(NotFoundError, match="job job"):
         older.model.commit()

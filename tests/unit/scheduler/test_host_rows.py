@@ -1,22 +1,26 @@
 """The scheduler collects the rows of other services over real gRPC."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
+import grpc
 import pytest
 
 from collapipe.control_unit.recorded_rows import RecordedRows
-from collapipe.errors import CorruptDataError
+from collapipe.errors import CorruptDataError, InvalidInputError
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
 from collapipe.scheduler.host_rows import collect_rows
-from collapipe.storage_service import StorageServicer, StoredRow
-from collapipe.v1 import scheduler_pb2, storage_pb2_grpc
+from collapipe.storage_service import DumpedRow, StorageServicer
+from collapipe.v1 import scheduler_pb2, storage_pb2, storage_pb2_grpc
 from collapipe.v1.scheduler_pb2 import DumpJobResponse
+from collapipe.weights.blob_store import JobStores
 
 from .jobs import serving
 
-ROW = StoredRow("last_commit", None, "x" * 2_500_000)
+ROW = DumpedRow("last_commit", None, "x" * 2_500_000)
 
 
 def status(
@@ -30,13 +34,15 @@ def status(
 
 
 @pytest.fixture
-def collect(channels: ChannelPool) -> Callable[..., list[DumpJobResponse]]:
+def collect(channels: ChannelPool, tmp_path: Path) -> Callable[..., list[DumpJobResponse]]:
     """Collects what hosts send whose rows come from `dump`, as the job of cluster 0."""
 
     def collect(
-        dump: Callable[[str], Iterator[StoredRow]], *hosts: tuple[int, int, bool]
+        dump: Callable[[str], Iterator[DumpedRow]], *hosts: tuple[int, int, bool]
     ) -> list[DumpJobResponse]:
-        servicer = StorageServicer(dump)
+        stores = JobStores(tmp_path)
+        stores.store("job")
+        servicer = StorageServicer(stores, dump)
         with serving(servicer, storage_pb2_grpc.add_StorageServiceServicer_to_server) as address:
             statuses = [status(role, index, address, alive=alive) for role, index, alive in hosts]
             return list(collect_rows("job", [0], statuses, channels))
@@ -69,7 +75,7 @@ def test_rows_come_from_the_edge_server_and_the_control_units_of_the_job(
 def test_large_rows_come_in_parts_and_a_damaged_one_is_named(
     collect: Callable[..., list[DumpJobResponse]],
 ) -> None:
-    def dump(job_id: str) -> Iterator[StoredRow]:
+    def dump(job_id: str) -> Iterator[DumpedRow]:
         yield ROW
         raise CorruptDataError("the last commit is damaged")
 
@@ -84,9 +90,48 @@ def test_host_that_sends_without_an_end_is_named(
 ) -> None:
     monkeypatch.setattr("collapipe.scheduler.host_rows._MOST_BYTES", 10 * len(ROW.text))
 
-    def dump(job_id: str) -> Iterator[StoredRow]:
+    def dump(job_id: str) -> Iterator[DumpedRow]:
         while True:
             yield ROW
 
     *parts, missing = collect(dump, (EDGE_SERVER, 0, True))
     assert len(parts) < 40 and "over the limit" in missing.missing
+
+
+def test_host_that_sends_nothing_without_an_end_is_named(
+    collect: Callable[..., list[DumpJobResponse]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collapipe.scheduler.host_rows._MOST_BYTES", 10_000)
+
+    def dump(job_id: str) -> Iterator[DumpedRow]:
+        while True:
+            yield DumpedRow("job", None, "")
+
+    *parts, missing = collect(dump, (EDGE_SERVER, 0, True))
+    assert len(parts) <= 100 and "over the limit" in missing.missing
+
+
+@pytest.mark.parametrize(("table", "round_index"), [("missing", None), ("job", 0), ("round", None)])
+def test_row_of_another_table_is_refused(
+    collect: Callable[..., list[DumpJobResponse]], table: str, round_index: int | None
+) -> None:
+    def dump(job_id: str) -> Iterator[DumpedRow]:
+        yield DumpedRow(table, round_index, "{}")
+
+    [refused] = collect(dump, (EDGE_SERVER, 0, True))
+    assert table in refused.missing
+
+
+@pytest.mark.parametrize("job_id", ["../other", "/other", "unknown"])
+def test_host_reads_nothing_outside_of_the_folders_of_its_jobs(tmp_path: Path, job_id: str) -> None:
+    asked: list[str] = []
+
+    def dump(job_id: str) -> Iterator[DumpedRow]:
+        asked.append(job_id)
+        yield ROW
+
+    servicer = StorageServicer(JobStores(tmp_path), dump)
+    context = cast(grpc.ServicerContext, None)
+    with suppress(InvalidInputError):
+        assert list(servicer.DumpRows(storage_pb2.DumpRowsRequest(job_id=job_id), context)) == []
+    assert asked == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from collapipe.job_life import job_devices
+from collapipe.errors import InvalidInputError
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_registry import HostRegistry
@@ -38,10 +38,9 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
     numbers = itertools.count()
     taken: list[set[str]] = []
 
-    def attempt() -> None:
-        chosen = runner._wait_for_hosts()
+    def prepare() -> None:
+        chosen = runner._hosts
         processes = {device.host_id: device.incarnation for device in chosen.devices}
-        runner._take(job_devices.use(runner._state.devices, {}, processes))
         taken.append({device.host_id for device in chosen.devices})
         liar = Host()
         liar.CopyFrom(present.by_id["device-0"])
@@ -49,9 +48,11 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
         registry.register(liar)
         rounds: Any = SimpleNamespace(state_holders=processes, num_rounds=0)
         runner._begin_round(rounds, SimpleNamespace(hosts=chosen, take_hosts=lambda _: None))  # type: ignore[arg-type]
+        raise InvalidInputError("the device takes no part any more")
 
-    monkeypatch.setattr(runner, "_run_attempt", attempt)
-    runner._run_attempts()
+    monkeypatch.setattr(runner, "_prepare", prepare)
+    with pytest.raises(InvalidInputError):
+        runner._run_attempts()
     assert taken == [{"device-0", "device-1"}] * 3 + [{"device-1"}]
     left_out = scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT
     (told,) = [one.incident for one in published(events) if one.incident.code == left_out]

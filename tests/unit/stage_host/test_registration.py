@@ -11,6 +11,7 @@ from collapipe.certificates import Role
 from collapipe.errors import (
     CancelledError,
     CollapipeError,
+    CorruptDataError,
     InvalidInputError,
     NotFoundError,
     PeerLostError,
@@ -169,8 +170,10 @@ def test_host_tries_to_register_until_it_is_accepted(
 class Stores(JobStores):
     """Tells which jobs it was to delete, and whether it did."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(
+        self, directory: Path, forget: Callable[[str], None] = lambda job_id: None
+    ) -> None:
+        super().__init__(directory, forget)
         self.tries: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
 
     def delete_job(self, job_id: str) -> bool:
@@ -203,6 +206,22 @@ def test_host_deletes_what_the_scheduler_has_deleted_and_a_job_in_use_later(
             stores.wait_for("new", deleted=True)
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["kept"]
     assert "'../kept'" in caplog.text
+
+
+def test_host_tries_again_to_delete_what_its_disk_has_refused(
+    scheduler: Scheduler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [OSError("the disk is full"), CorruptDataError("state.db is damaged")]
+
+    def forget(job_id: str) -> None:
+        if failures:
+            raise failures.pop()
+
+    stores = Stores(tmp_path, forget)
+    scheduler.deleted = ["old"]
+    with registered(scheduler, stores):
+        stores.wait_for("old", deleted=True)
+    assert failures == [] and "state.db is damaged" in caplog.text
 
 
 def test_host_asks_for_all_deletions_again_when_it_registers_again(

@@ -180,3 +180,21 @@ def test_deletion_that_a_process_left_unfinished_is_finished(tmp_path: Path) -> 
     JobStores(tmp_path).store("job").put_bytes(DATA)
     assert JobStores(tmp_path).delete_job("job")
     assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_what_else_is_stored_of_a_job_is_deleted_last_and_tried_again(tmp_path: Path) -> None:
+    failures = [OSError("the disk is full")]
+    forgotten: list[str] = []
+
+    def forget(job_id: str) -> None:
+        assert not (tmp_path / "jobs" / job_id).exists()
+        if failures:
+            raise failures.pop()
+        forgotten.append(job_id)
+
+    stores = JobStores(tmp_path, forget)
+    stores.store("job").put_bytes(DATA)
+    with pytest.raises(OSError, match="full"):
+        stores.delete_job("job")
+    assert stores.delete_job("job")
+    assert forgotten == ["job"]
