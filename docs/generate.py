@@ -130,7 +130,7 @@ A job runs rounds until all are committed ([Concepts](concepts.md) explains the 
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 
-`JobRunner` and `RoundRunner` in the scheduler are the shells around the two machines. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and tells the machine what came of it. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. Whatever must survive is stored first: the clusters that count before the commit, and the loss of privacy before any cluster trains.
+`JobRunner` and `RoundRunner` in the scheduler are the shells around the two machines. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and tells the machine what came of it. Before each round, it also asks `job_devices.py` which devices take part. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. Whatever must survive is stored first: the clusters that count before the commit, and the loss of privacy before any cluster trains.
 
 Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error.
 """

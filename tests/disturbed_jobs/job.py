@@ -59,6 +59,7 @@ class Record:
 
     attempt: int
     micro_batches: tuple[int, ...]
+    devices: dict[int, frozenset[str]]
     late: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
     ended_early: frozenset[int] = frozenset()
@@ -95,6 +96,7 @@ class JobRules:
 
     rounds: AttemptRules
     retry_seconds: float
+    wait_for_hosts_seconds: float
     max_private_rounds: int
 
     def is_private_enough(self, num_spent: int, num_rounds: int) -> bool:
@@ -131,6 +133,7 @@ def draw_rules(world: World) -> JobRules:
             is_retry=False,
         ),
         retry_seconds=chance((0.0, 30.0, 300.0, 600.0)),
+        wait_for_hosts_seconds=chance((5.0, 60.0, 600.0)),
         max_private_rounds=chance((8, 15)) if is_private else 10**6,
     )
 
@@ -181,7 +184,9 @@ class ImitatedJob:
 
     def _forget(self) -> None:
         """Forgets what is in memory only."""
-        self.job = JobState(Tries(self.rules.retry_seconds), self.rules.retry_seconds)
+        self.job = JobState(Tries(self.rules.retry_seconds), self.rules.wait_for_hosts_seconds)
+        self.began_at = self.world.now
+        self.lacks_devices = False
         self.chosen: list[Device] = []
         self.shell: AttemptShell | None = None
         self.kept: Kept | None = None
@@ -256,6 +261,10 @@ class ImitatedJob:
         self.seen.add((phase, type(event)))
         text = f"{type(event).__name__} leads from {phase.name} to {self.job.phase.name}"
         promise(self.job.phase in job_run.TRANSITIONS[phase, type(event)].to, text)
+        if isinstance(event, job_run.AttemptFailed) and event.failing is not None:
+            promise(self.job.failing == event.failing, "it forgets which clusters have failed")
+        is_over = self.job.phase is JobPhase.ENDED
+        promise(is_over == isinstance(action, job_run.End), "a job that has ended goes on")
         return action
 
     def _do(self, action: job_run.Action) -> job_run.Event:
@@ -264,30 +273,43 @@ class ImitatedJob:
         match action:
             case job_run.BeginAttempt():
                 promise(0 <= action.wait_seconds <= _LONGEST_WAIT, "it waits too long")
-                promise(action.refused <= self.job.devices.no_plan, "a refused newcomer takes part")
+                may = self.rules.retry_seconds or not self.job.tries.num_failures
+                promise(may, "it tries again although it must not")
                 world.now += action.wait_seconds
                 if self.job.tries.num_failures:
                     self.write(lambda store: setattr(store, "attempt", store.attempt + 1))
-                return job_run.AttemptBegan({})
+                return job_run.AttemptBegan(self._planned())
             case job_run.LookForHosts():
                 return self._look_for_hosts()
             case job_run.WaitForHosts():
+                is_there = 0 <= action.seconds_left <= self._longest_wait
+                promise(is_there, f"it says that it waits for {action.seconds_left} s")
                 world.now += 1.0
                 return self._look_for_hosts()
             case job_run.StopWaiting():
-                raise RoundFailedError(Failure(Kind.NO_PLAN, lacks_hosts=True))
-            case job_run.Prepare() | job_run.Measure() if world.happens(0.01):
-                raise RoundFailedError(Failure(Kind.HOST_LOST, EDGE_SERVER))
+                is_over = action.waited_seconds > self.rules.wait_for_hosts_seconds
+                is_over |= self.job.tries.seconds_left(world.now) < 0
+                promise(is_over, "it stops waiting too early")
+                promise(action.waited_seconds <= self._longest_wait + 2.0, "it waits too long")
+                raise RoundFailedError(Failure(Kind.NO_PLAN, lacks_hosts=self.lacks_devices))
             case job_run.Prepare():
-                return job_run.Prepared()
-            case job_run.Measure():
+                if world.happens(0.01):
+                    raise RoundFailedError(Failure(Kind.HOST_LOST, EDGE_SERVER))
                 self._forgive(self.chosen)
                 self.shell = AttemptShell(self, _by_cluster(self.chosen))
-                return job_run.Measured(self.shell.is_trained)
+                return job_run.Prepared(self.shell.is_trained)
             case job_run.RunRound():
                 assert self.shell is not None
                 return self._train(self.shell) if action.trains else self._evaluate(self.shell)
         raise AssertionError(action)
+
+    @property
+    def _longest_wait(self) -> float:
+        return max(self.rules.wait_for_hosts_seconds, self.rules.retry_seconds)
+
+    def _planned(self) -> dict[int, frozenset[str]]:
+        """Returns the devices of the last round that was planned, by cluster."""
+        return self.store.rounds[max(self.store.rounds)].devices if self.store.rounds else {}
 
     def _attempt_failed(self, failure: Failure) -> job_run.AttemptFailed:
         unreached, shell = {}, self.shell
@@ -342,8 +364,13 @@ class ImitatedJob:
         self.chosen = self._choose()
         processes = _by_cluster(self.chosen)
         is_enough = len(processes) == self.world.num_clusters
-        lacks, may_register = self.world.happens(0.3), self.world.happens(0.2)
-        return job_run.HostsSeen(processes if is_enough else None, lacks, may_register)
+        if not is_enough:
+            return job_run.HostsSeen(None)
+        present = {device.host_id for device in self.world.present()}
+        used = self.job.devices.all_used
+        self.lacks_devices = not used <= {device.host_id for device in self.chosen}
+        is_early = self.world.now - self.began_at < 10.0
+        return job_run.HostsSeen(processes, self.lacks_devices, present, is_early)
 
     def _forgive(self, chosen: list[Device]) -> None:
         processes = {device.host_id: device.process for device in chosen}
@@ -358,8 +385,8 @@ class ImitatedJob:
         processes = {device.host_id: device.process for device in chosen}
         by_cluster = _by_cluster(chosen)
         ids = {cluster: list(of_cluster) for cluster, of_cluster in by_cluster.items()}
-        devices = job_devices.join(self.job.devices, processes.keys())
-        self.job = replace(self.job, devices=job_devices.use(devices, ids, processes))
+        devices = job_devices.begin_round(self.job.devices, ids, processes)
+        self.job = replace(self.job, devices=devices)
         return by_cluster
 
     # Attempts.
@@ -838,10 +865,11 @@ class AttemptShell:
             world.tell(f"  round {index + 1} is decided anew")
             world.edge.expect_others(index + 1)
         repeated = earlier if is_repeated or (earlier and earlier.is_revealed) else None
-        record = Record(self.store.attempt, micro_batches)
+        devices = {cluster: frozenset(of) for cluster, of in self.processes.items()}
+        record = Record(self.store.attempt, micro_batches, devices)
         if repeated is not None:
             record = replace(repeated, attempt=store.attempt, micro_batches=micro_batches)
-            record = replace(record, is_measured=False)
+            record = replace(record, devices=devices, is_measured=False)
         is_masked = self.rules.is_masked and self.state.trains
         total = 2 * _ROWS * world.num_clusters if is_masked else 0
         record = replace(record, total_samples=total)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from collapipe.job_life.attempt import Phase
+from collapipe.job_life.job_run import JobPhase
 from collapipe.job_life.tries import GivesUp
 
 from .job import ImitatedJob
@@ -24,7 +25,7 @@ class Runs:
     """
 
     ends: Counter[GivesUp | None] = field(default_factory=Counter)
-    seen: set[tuple[Phase, type]] = field(default_factory=set)
+    seen: set[tuple[Phase | JobPhase, type]] = field(default_factory=set)
     failures: dict[int, list[str]] = field(default_factory=dict)
 
     def add(self, other: "Runs") -> None:

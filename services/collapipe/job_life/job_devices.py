@@ -115,9 +115,12 @@ def use(
     return replace(devices, used=used, restarting=take_part(devices.restarting, processes))
 
 
-def join(devices: JobDevices, host_ids: Collection[str]) -> JobDevices:
-    """Returns the state with those of the devices as newcomers that the job has never used."""
-    return replace(devices, newcomers=devices.newcomers | (set(host_ids) - devices.all_used))
+def begin_round(
+    devices: JobDevices, by_cluster: Mapping[int, Collection[str]], processes: Mapping[str, str]
+) -> JobDevices:
+    """Does what `use` does, for the devices of a round. Those that the job has never used are newcomers."""
+    newcomers = devices.newcomers | (processes.keys() - devices.all_used)
+    return use(replace(devices, newcomers=newcomers), by_cluster, processes)
 
 
 def refuse_newcomers(devices: JobDevices) -> JobDevices:

@@ -30,10 +30,9 @@ _PATIENT_FAILURES = 4
 class JobPhase(Enum):
     """What a job is doing."""
 
-    BETWEEN_ATTEMPTS = "no attempt runs"
+    BETWEEN_ATTEMPTS = "an attempt is about to begin"
     LOOKING = "the job looks for hosts, or waits for some"
-    PREPARING = "clusters load their data, and the edge server makes the model"
-    MEASURING = "hosts are measured"
+    PREPARING = "data are loaded, the model is made, and hosts are measured"
     RUNNING = "a round runs"
     ENDED = "the job has ended"
 
@@ -43,23 +42,21 @@ class JobState:
     """What a job remembers from one attempt to the next. Times are in seconds from any fixed start.
 
     Args:
-        wait_seconds: How long the job waits for hosts before its first round.
-        num_without_plan: Attempts in a row for which no plan was possible.
+        wait_for_hosts_seconds: How long the job waits for hosts, unless it may try again for longer.
+        num_without_plan: Attempts since the last commit for which no plan was possible.
         looks_since: When the job began to look for hosts.
         has_planned: Whether a round was planned before this attempt. Then fewer devices than at first will do.
-        lacks_devices: Whether the job does without devices that it asks for or has used before. They may soon be back.
         decides_anew: Whether a repeated round may get other micro-batches, slices and codecs in this attempt, if no plan fits otherwise.
     """
 
     tries: Tries
-    wait_seconds: float
+    wait_for_hosts_seconds: float
     phase: JobPhase = JobPhase.BETWEEN_ATTEMPTS
     devices: JobDevices = field(default_factory=JobDevices)
     failing: FailingClusters = field(default_factory=FailingClusters)
     num_without_plan: int = 0
     looks_since: float = 0.0
     has_planned: bool = False
-    lacks_devices: bool = False
     decides_anew: bool = True
 
 
@@ -84,23 +81,20 @@ class HostsSeen:
     Args:
         processes: The processes of the devices that can take part, by cluster and host id. `None` if the job cannot run with the hosts
             that are there.
-        lacks_devices: As in `JobState`.
-        may_register: Whether the scheduler was started a moment ago, and hosts that the job has used have not registered since.
+        lacks_devices: Whether devices are missing that the job asks for or has used before. They may soon be back.
+        registered: Ids of the hosts that have registered since the scheduler was started.
+        is_early: Whether the job began a moment ago. After a restart of the scheduler, hosts register again one by one.
     """
 
     processes: Mapping[int, Mapping[str, str]] | None
-    lacks_devices: bool
-    may_register: bool
+    lacks_devices: bool = False
+    registered: Collection[str] = ()
+    is_early: bool = False
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data are loaded, and the model is there."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """All hosts are measured.
+    """The data are loaded, the hosts are measured, and it is known from which commit the attempt goes on.
 
     Args:
         is_trained: Whether no round is left to train.
@@ -135,11 +129,11 @@ class ModelEvaluated:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """The attempt has failed, or the job was cancelled.
+    """The attempt has failed.
 
     Args:
         unreached: The processes of devices that others could not reach, by host id.
-        failing: The clusters that have failed; `None` if no round has begun.
+        failing: The clusters that have failed; `None` if the attempt had no rounds.
     """
 
     failure: Failure
@@ -147,9 +141,7 @@ class AttemptFailed:
     failing: FailingClusters | None = None
 
 
-Event = (
-    AttemptBegan | HostsSeen | Prepared | Measured | RoundCommitted | ModelEvaluated | AttemptFailed
-)
+Event = AttemptBegan | HostsSeen | Prepared | RoundCommitted | ModelEvaluated | AttemptFailed
 
 
 # --- what is done
@@ -157,14 +149,9 @@ Event = (
 
 @dataclass(frozen=True)
 class BeginAttempt:
-    """Wait, then begin an attempt. Answer: `AttemptBegan`.
-
-    Args:
-        refused: Newcomers that are left out from now on, because no plan was possible with them.
-    """
+    """Wait, then begin an attempt. Answer: `AttemptBegan`."""
 
     wait_seconds: float = 0.0
-    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -189,23 +176,16 @@ class StopWaiting:
 
     Args:
         waited_seconds: How long the job has waited.
-        limit_seconds: How long it may wait.
-        tries_again: Whether the limit is that of tries after a failure.
+        is_retry_limit: Whether the time to try again is over, and not only the time to wait for hosts.
     """
 
     waited_seconds: float
-    limit_seconds: float
-    tries_again: bool
+    is_retry_limit: bool
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Let the clusters load their data, and the edge server make the model. Answer: `Prepared`."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Measure the hosts that are not known yet. Answer: `Measured`."""
+    """Let the clusters load their data and the edge server make the model, and measure the hosts. Answer: `Prepared`."""
 
 
 @dataclass(frozen=True)
@@ -221,16 +201,12 @@ class End:
 
     Args:
         gives_up: Why it does not try again; `None` if it has succeeded.
-        refused: As in `BeginAttempt`.
     """
 
     gives_up: GivesUp | None = None
-    refused: frozenset[str] = frozenset()
 
 
-Action = (
-    BeginAttempt | LookForHosts | WaitForHosts | StopWaiting | Prepare | Measure | RunRound | End
-)
+Action = BeginAttempt | LookForHosts | WaitForHosts | StopWaiting | Prepare | RunRound | End
 
 Result = tuple[JobState, Action]
 
@@ -259,24 +235,25 @@ def _began(job: JobState, event: AttemptBegan, now: float) -> Result:
 
 
 def _seen(job: JobState, event: HostsSeen, now: float) -> Result:
-    if event.processes is not None:
-        job = replace(job, lacks_devices=event.lacks_devices)
-        if not (event.lacks_devices and event.may_register):
-            return _prepare(job, event.processes)
-    limit, retry = job.wait_seconds, job.tries.limit_seconds
-    tries_again = job.tries.num_failures > 0 or (job.has_planned and retry > limit)
-    if tries_again:
-        limit = retry
-    waited = now - job.looks_since
-    left = min(limit - waited, job.tries.seconds_left(now))
+    waited, wait, retry = now - job.looks_since, job.wait_for_hosts_seconds, job.tries.limit_seconds
+    has_failed = job.tries.num_failures > 0
+    is_retry_limit = has_failed or (job.has_planned and retry > wait)
+    left = (retry if is_retry_limit else wait) - waited
+    if has_failed:
+        left = job.tries.seconds_left(now)
+    may_register = event.is_early and not job.devices.all_used <= set(event.registered)
+    if event.processes is not None and not (event.lacks_devices and may_register and left >= 0):
+        return _prepare(job, event.processes, lacks_devices=event.lacks_devices)
     if left >= 0:
         return job, WaitForHosts(left)
     # The newcomers are not the reason.
     devices = replace(job.devices, newcomers=frozenset())
-    return replace(job, devices=devices), StopWaiting(waited, limit, tries_again)
+    return replace(job, devices=devices), StopWaiting(waited, is_retry_limit)
 
 
-def _prepare(job: JobState, processes: Mapping[int, Mapping[str, str]]) -> Result:
+def _prepare(
+    job: JobState, processes: Mapping[int, Mapping[str, str]], *, lacks_devices: bool
+) -> Result:
     all_processes = {id: process for of in processes.values() for id, process in of.items()}
     # Devices that it has not used before are newcomers in its next round.
     used = {} if job.devices.used else {index: list(of) for index, of in processes.items()}
@@ -284,16 +261,12 @@ def _prepare(job: JobState, processes: Mapping[int, Mapping[str, str]]) -> Resul
         job,
         phase=JobPhase.PREPARING,
         devices=job_devices.use(job.devices, used, all_processes),
-        decides_anew=not job.lacks_devices or job.num_without_plan > _PATIENT_FAILURES,
+        decides_anew=not lacks_devices or job.num_without_plan > _PATIENT_FAILURES,
     )
     return preparing, Prepare()
 
 
 def _prepared(job: JobState, event: Prepared, now: float) -> Result:
-    return replace(job, phase=JobPhase.MEASURING), Measure()
-
-
-def _measured(job: JobState, event: Measured, now: float) -> Result:
     return replace(job, phase=JobPhase.RUNNING), RunRound(trains=not event.is_trained)
 
 
@@ -311,13 +284,12 @@ def _evaluated(job: JobState, event: ModelEvaluated, now: float) -> Result:
 
 
 def _failed(job: JobState, event: AttemptFailed, now: float) -> Result:
-    failure, devices, refused = event.failure, job.devices, frozenset[str]()
+    failure, devices = event.failure, job.devices
     if failure.kind is Kind.NOT_FINITE and failure.host_id:
         devices = replace(devices, not_finite=devices.not_finite | {failure.host_id})
     devices = replace(devices, unreached={**devices.unreached, **event.unreached})
     has_no_plan = failure.kind in (Kind.NO_PLAN, Kind.INVALID)
     if has_no_plan and devices.newcomers:
-        refused = devices.newcomers
         devices = refuse_newcomers(devices)
         failure = replace(failure, kind=Kind.PASSING)
     devices = replace(devices, takes_suspects=has_no_plan and failure.lacks_hosts)
@@ -327,12 +299,12 @@ def _failed(job: JobState, event: AttemptFailed, now: float) -> Result:
         phase=JobPhase.BETWEEN_ATTEMPTS if isinstance(then, Again) else JobPhase.ENDED,
         tries=tries,
         devices=devices,
-        failing=event.failing or job.failing,
+        failing=job.failing if event.failing is None else event.failing,
         num_without_plan=job.num_without_plan + has_no_plan,
     )
     if isinstance(then, Again):
-        return failed, BeginAttempt(then.wait_seconds, refused)
-    return failed, End(then, refused)
+        return failed, BeginAttempt(then.wait_seconds)
+    return failed, End(then)
 
 
 @dataclass(frozen=True)
@@ -347,20 +319,21 @@ class Transition:
     to: frozenset[JobPhase]
 
 
-_BETWEEN, _LOOKING, _RUNNING = JobPhase.BETWEEN_ATTEMPTS, JobPhase.LOOKING, JobPhase.RUNNING
-_FAILURE = Transition(_failed, frozenset((_BETWEEN, JobPhase.ENDED)))
+_BETWEEN, _LOOKING, _PREPARING = JobPhase.BETWEEN_ATTEMPTS, JobPhase.LOOKING, JobPhase.PREPARING
+_RUNNING, _ENDED = JobPhase.RUNNING, JobPhase.ENDED
 
 TRANSITIONS: Mapping[tuple[JobPhase, type], Transition] = {
-    (_BETWEEN, AttemptBegan): Transition(_began, frozenset((_LOOKING,))),
-    (_BETWEEN, AttemptFailed): _FAILURE,
-    (_LOOKING, HostsSeen): Transition(_seen, frozenset((_LOOKING, JobPhase.PREPARING))),
-    (_LOOKING, AttemptFailed): _FAILURE,
-    (JobPhase.PREPARING, Prepared): Transition(_prepared, frozenset((JobPhase.MEASURING,))),
-    (JobPhase.PREPARING, AttemptFailed): _FAILURE,
-    (JobPhase.MEASURING, Measured): Transition(_measured, frozenset((_RUNNING,))),
-    (JobPhase.MEASURING, AttemptFailed): _FAILURE,
-    (_RUNNING, RoundCommitted): Transition(_committed, frozenset((_RUNNING,))),
-    (_RUNNING, ModelEvaluated): Transition(_evaluated, frozenset((JobPhase.ENDED,))),
-    (_RUNNING, AttemptFailed): _FAILURE,
+    (phase, event): Transition(decide, frozenset(to))
+    for phase, event, decide, to in (
+        (_BETWEEN, AttemptBegan, _began, (_LOOKING,)),
+        (_BETWEEN, AttemptFailed, _failed, (_BETWEEN, _ENDED)),
+        (_LOOKING, HostsSeen, _seen, (_LOOKING, _PREPARING)),
+        (_LOOKING, AttemptFailed, _failed, (_BETWEEN, _ENDED)),
+        (_PREPARING, Prepared, _prepared, (_RUNNING,)),
+        (_PREPARING, AttemptFailed, _failed, (_BETWEEN, _ENDED)),
+        (_RUNNING, RoundCommitted, _committed, (_RUNNING,)),
+        (_RUNNING, ModelEvaluated, _evaluated, (_ENDED,)),
+        (_RUNNING, AttemptFailed, _failed, (_BETWEEN, _ENDED)),
+    )
 }
 """All cases, by phase and event."""

@@ -6,7 +6,7 @@ Start with `JobRunner.run`. What to do next is decided by `step` in `job_life/jo
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -91,7 +91,6 @@ class JobRunner:
         """What the job found when it looked for hosts last."""
         self._told_waiting = ""
         """The hosts for which the job has said that it waits."""
-        self._prepared: PreparedJob | None = None
         self._rounds: RoundRunner | None = None
         self._planner: Planner | None = None
         self._taking_part: set[str] = set()
@@ -157,7 +156,6 @@ class JobRunner:
             logger.exception("job %s failed unexpectedly", self.job_id)
             self._give_up(f"the scheduler failed: {type(error).__name__}: {error}; see its log")
         finally:
-            self._end_rounds()
             self._close_planner()
             # What still measures hosts would slow down the probes of the next job.
             self._calls.cancel("the job is over")
@@ -213,18 +211,24 @@ class JobRunner:
         """Runs attempts until one succeeds. Raises the error of the last one."""
         action: job_run.Action = job_run.BeginAttempt()
         error: CollapipeError | OSError | None = None
-        while not isinstance(action, job_run.End):
-            event: job_run.Event
-            try:
-                event, error = self._do(action), None
-            except (CollapipeError, OSError) as failure:
-                error = failure
-                if isinstance(failure, CancelledError) and not self._calls.is_cancelled:
-                    error = AttemptFailedError(f"a host ended its call: {failure}")
-                event = self._attempt_failed(error)
-            self._state, action = job_run.step(self._state, event, time.monotonic())
-            if error is not None:
-                error = self._explain(error, action)
+        try:
+            while not isinstance(action, job_run.End):
+                event: job_run.Event
+                try:
+                    event, error = self._do(action), None
+                except (CollapipeError, OSError) as failure:
+                    error = failure
+                    if isinstance(failure, CancelledError):
+                        if self._calls.is_cancelled:
+                            raise
+                        error = AttemptFailedError(f"a host ended its call: {failure}")
+                    event = self._attempt_failed(error)
+                before = self._state.devices.no_plan
+                self._state, action = job_run.step(self._state, event, time.monotonic())
+                if error is not None:
+                    error = self._explain(error, self._state.devices.no_plan - before)
+        finally:
+            self._end_rounds()
         self._gives_up = action.gives_up
         if error is not None:
             raise error
@@ -244,14 +248,12 @@ class JobRunner:
                 raise self._hosts_missing(action)
             case job_run.Prepare():
                 return self._prepare()
-            case job_run.Measure():
-                return self._measure()
             case job_run.RunRound():
                 return self._train() if action.trains else self._evaluate()
         raise AssertionError(f"the end of a job is no work: {action}")
 
     def _begin_attempt(self, wait_seconds: float) -> job_run.AttemptBegan:
-        if self._failure:
+        if self._state.tries.num_failures:
             self._progress.tell(
                 scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
                 f"attempt {self._progress.document.attempt + 1} failed, and the next one begins "
@@ -288,11 +290,11 @@ class JobRunner:
             self._reusable = rounds.for_next_attempt
 
     def _explain(
-        self, error: CollapipeError | OSError, action: job_run.Action
+        self, error: CollapipeError | OSError, refused: Collection[str]
     ) -> CollapipeError | OSError:
         """Remembers why an attempt has failed. Returns the error, which names the newcomers that are left out because of it."""
-        if isinstance(action, (job_run.BeginAttempt, job_run.End)) and action.refused:
-            names = ", ".join(sorted(action.refused))
+        if refused:
+            names = ", ".join(sorted(refused))
             error = WrongStateError(
                 f"no plan was possible with the new devices {names}, so they are left out: {error}"
             )
@@ -307,27 +309,25 @@ class JobRunner:
         return error
 
     def _prepare(self) -> job_run.Prepared:
+        """Prepares the job, measures the hosts that it does not know yet, and finds the commit from which the attempt goes on."""
         self._progress.warn(long_warm_up(self._job))
         self._progress.warn(random_base(self._job))
-        self._prepared = self._preparation.prepare(self._hosts)
-        self._progress.warn(few_rows(self._job, self._prepared.num_rows))
-        return job_run.Prepared()
-
-    def _measure(self) -> job_run.Measured:
-        """Measures the hosts that the job does not know yet, and finds the commit from which the attempt goes on."""
-        assert self._prepared is not None
+        hosts, _ = self._present
+        assert hosts is not None
+        prepared = self._preparation.prepare(hosts)
+        self._progress.warn(few_rows(self._job, prepared.num_rows))
         self._close_planner()
-        self._planner = self._make_planner(self._hosts, self._prepared)
+        planner = self._planner = self._make_planner(hosts, prepared)
         self._rounds = RoundRunner(
             self._progress,
-            self._prepared,
-            self._planner,
+            prepared,
+            planner,
             self._channels,
             self._calls,
             self._reusable,
             self._state.failing,
         )
-        return job_run.Measured(self._rounds.is_trained)
+        return job_run.Prepared(self._rounds.is_trained)
 
     def _train(self) -> job_run.RoundCommitted:
         rounds, planner = self._running
@@ -350,13 +350,6 @@ class JobRunner:
         self._run_round(rounds, planner, 0)
         self._tell_recovery("the final model is evaluated")
         return job_run.ModelEvaluated()
-
-    @property
-    def _hosts(self) -> JobHosts:
-        """The hosts with which the attempt has begun."""
-        hosts, _ = self._present
-        assert hosts is not None
-        return hosts
 
     @property
     def _running(self) -> tuple[RoundRunner, Planner]:
@@ -402,18 +395,15 @@ class JobRunner:
     def _look_for_hosts(self) -> job_run.HostsSeen:
         self._present = hosts, missing = self._choose(fewer=self._state.has_planned)
         if hosts is None:
-            return job_run.HostsSeen(None, bool(self._lacking), may_register=False)
+            return job_run.HostsSeen(None)
         self._lacking = self._missing_of(hosts, missing)
         if not self._state.devices.used:
             self._taking_part = set(hosts.by_id)
-        # After a restart of the scheduler, hosts register again one by one.
-        known = {status.host.host_id for status in self._registry.statuses()}
-        is_early = time.monotonic() - self._created < SILENCE_SECONDS
-        processes = {i: _processes(cluster.devices) for i, cluster in enumerate(hosts.clusters)}
         return job_run.HostsSeen(
-            processes,
-            bool(self._lacking),
-            may_register=is_early and not self._state.devices.all_used <= known,
+            {i: _processes(cluster.devices) for i, cluster in enumerate(hosts.clusters)},
+            lacks_devices=bool(self._lacking),
+            registered=[status.host.host_id for status in self._registry.statuses()],
+            is_early=time.monotonic() - self._created < SILENCE_SECONDS,
         )
 
     @property
@@ -437,13 +427,15 @@ class JobRunner:
         self._calls.sleep()
 
     def _hosts_missing(self, stopped: job_run.StopWaiting) -> _HostsMissingError:
+        self._look_around(self._awaited, 0.0)
         waiting_for = ", ".join(map(str, self._awaited))
-        setting = "retry_seconds" if stopped.tries_again else "wait_for_hosts_seconds"
+        setting = "retry_seconds" if stopped.is_retry_limit else "wait_for_hosts_seconds"
+        limit = getattr(self._job.schedule, setting)
         cause = f". The attempt before failed: {self._cause}" if self._cause else ""
         return _HostsMissingError(
-            f"the job needs {waiting_for}, and has waited for {stopped.waited_seconds:.0f} s: schedule.{setting} allows "
-            f"{stopped.limit_seconds:g} s since the first failure or the start. Start them (`collapipe up` does so on a local "
-            f"testbed), or ask for fewer devices in a new job{cause}"
+            f"the job needs {waiting_for}, and has waited for {stopped.waited_seconds:.0f} s: schedule.{setting} allows {limit:g} s since "
+            "the first failure or the start. Start them (`collapipe up` does so on a local testbed), or ask for fewer devices in a new "
+            f"job{cause}"
         )
 
     def _choose(self, *, fewer: bool) -> _Present:
@@ -498,15 +490,6 @@ class JobRunner:
 
     def _take(self, devices: JobDevices) -> None:
         self._state = replace(self._state, devices=devices)
-
-    def _use(self, hosts: JobHosts) -> None:
-        """Remembers which hosts the job uses."""
-        self._taking_part = set(hosts.by_id)
-        by_cluster = {
-            index: [device.host_id for device in cluster.devices]
-            for index, cluster in enumerate(hosts.clusters)
-        }
-        self._take(job_devices.use(self._state.devices, by_cluster, _processes(hosts.devices)))
 
     def _run_round(self, rounds: RoundRunner, planner: Planner, local_steps: int) -> None:
         """Runs a round, or an evaluation if there are no local steps. Waits for devices without which no plan is possible, if they
@@ -565,16 +548,20 @@ class JobRunner:
                 self._progress.jobs.save_planner_state(self.job_id, planner.state())
             planner.take_hosts(hosts)
             self._lacking = self._missing_of(planner.hosts, missing)
-            ids = [device.host_id for device in planner.hosts.devices]
-            self._take(job_devices.join(self._state.devices, ids))
             changed = self._taking_part ^ planner.hosts.by_id.keys()
             if self._taking_part and changed:
                 self._progress.tell(
                     scheduler_pb2.INCIDENT_CODE_HOSTS_CHANGED,
-                    f"goes on with {', '.join(ids)}",
+                    f"goes on with {', '.join(device.host_id for device in planner.hosts.devices)}",
                     *sorted(changed),
                 )
-            self._use(planner.hosts)
+            self._taking_part = set(planner.hosts.by_id)
+            ids = {
+                index: [device.host_id for device in cluster.devices]
+                for index, cluster in enumerate(planner.hosts.clusters)
+            }
+            processes = _processes(planner.hosts.devices)
+            self._take(job_devices.begin_round(self._state.devices, ids, processes))
         self._look_around()
         reached = self._progress.document.num_rounds_reached
         repeats = f"repeats the rounds up to round {reached}" if rounds.num_rounds < reached else ""

@@ -16,8 +16,8 @@ class JobDeletion:
     def __init__(self, stores: JobStores) -> None:
         self._stores = stores
         self._waiting: set[str] = set()
-        self._told: set[str] = set()
-        """Jobs that could not be deleted, and of which the log says so."""
+        self._told: dict[str, str] = {}
+        """Why jobs could not be deleted, as the log has said."""
         self._thread: threading.Thread | None = None
 
     def go_on(self, job_ids: Iterable[str]) -> None:
@@ -37,9 +37,9 @@ class JobDeletion:
             except InvalidInputError as error:
                 logger.warning("job %r cannot be deleted: %s", job_id, error)
             except (CollapipeError, OSError) as error:
-                if job_id not in self._told:
+                if self._told.get(job_id) != str(error):
                     logger.warning("job %s stays here until this works: %s", job_id, error)
-                self._told.add(job_id)
+                self._told[job_id] = str(error)
                 continue
-            self._told.discard(job_id)
+            self._told.pop(job_id, None)
             self._waiting.discard(job_id)

@@ -176,7 +176,7 @@ class JobStores:
 
     Args:
         directory: The state directory of the service.
-        forget: Deletes what else the service has stored of a job. It is called when the blobs are deleted.
+        forget: Deletes what else the service has stored of a job. It is called after the blobs are deleted.
     """
 
     def __init__(
@@ -237,6 +237,9 @@ class JobStores:
         if doomed.exists():
             shutil.rmtree(doomed)
             logger.info("deleted %s, because the scheduler has deleted its job", directory)
+        with self._lock:
+            if job_id in self._uses:
+                return False
         self._forget(job_id)
         return True
 

@@ -10,9 +10,9 @@ from collapipe.job_life.job_devices import (
     JobDevices,
     LeftOut,
     Why,
+    begin_round,
     choose,
     forgive,
-    join,
     refuse_newcomers,
     use,
 )
@@ -73,7 +73,7 @@ def test_device_that_restarts_takes_part_if_the_job_would_wait_for_it() -> None:
 
 def test_newcomer_with_which_no_plan_was_possible_never_takes_part() -> None:
     devices = use(JobDevices(), {0: ["a"], 1: ["b"]}, {})
-    devices = refuse_newcomers(join(devices, ["a", "b", "new"]))
+    devices = refuse_newcomers(begin_round(devices, {}, dict.fromkeys(["a", "b", "new"], "1")))
     assert (devices.newcomers, devices.no_plan) == (set(), {"new"})
     alone = left_out(replace(devices, takes_suspects=True), device("new"))
     assert alone == {"new": LeftOut(Why.NO_PLAN)}

@@ -39,7 +39,8 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
     taken: list[set[str]] = []
 
     def prepare() -> None:
-        chosen = runner._hosts
+        chosen, _ = runner._present
+        assert chosen is not None
         processes = {device.host_id: device.incarnation for device in chosen.devices}
         taken.append({device.host_id for device in chosen.devices})
         liar = Host()

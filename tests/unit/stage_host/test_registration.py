@@ -221,7 +221,8 @@ def test_host_tries_again_to_delete_what_its_disk_has_refused(
     scheduler.deleted = ["old"]
     with registered(scheduler, stores):
         stores.wait_for("old", deleted=True)
-    assert failures == [] and "state.db is damaged" in caplog.text
+    assert failures == []
+    assert "state.db is damaged" in caplog.text and "the disk is full" in caplog.text
 
 
 def test_host_asks_for_all_deletions_again_when_it_registers_again(
