@@ -609,4 +609,4 @@ def _plain_name(name: str) -> str:
 
 def _refuse_constant(name: str) -> None:
     """Refuses NaN and infinite numbers, which are no JSON."""
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is no JSON: use a finite number")

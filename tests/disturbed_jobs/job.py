@@ -26,6 +26,7 @@ from collapipe.job_life.job_run import JobPhase, JobState
 from collapipe.job_life.round_clusters import RoundRules
 from collapipe.job_life.tries import Failure, GivesUp, Kind, Tries
 from collapipe.scheduler.attempt_facts import candidate_of, commits_of, committed, name_of
+from collapipe.v1.edge_server_pb2 import CommitRoundRequest
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit
 
 from .world import EDGE_SERVER, JOB_ID, Outcome, World, digests, mix, promise, state_of, unit_of
@@ -970,19 +971,17 @@ class AttemptShell:
         candidate_copied: bool,
         kept: Collection[int] = (),
     ) -> Commit:
-        keeps = self.owner.rules.max_private_rounds < 10**6
-        commit = Commit()
-        commit.CopyFrom(
-            self.world.edge.commit_round(
-                attempt,
-                states,
-                late,
-                is_candidate=is_candidate,
-                candidate_copied=candidate_copied,
-                kept=kept,
-                keeps_furthest=keeps,
-            )
+        request = CommitRoundRequest(
+            attempt=attempt,
+            clusters=states,
+            late_clusters=sorted(late),
+            is_candidate=is_candidate,
+            candidate_copied=candidate_copied,
+            keep_commits=1,
+            keep_furthest=self.owner.rules.max_private_rounds < 10**6,
         )
+        commit = Commit()
+        commit.CopyFrom(self.world.edge.commit_round(request, kept))
         return commit
 
     def _learn(self) -> None:

@@ -12,7 +12,8 @@ from collapipe.edge_server import commits
 from collapipe.errors import WrongStateError
 from collapipe.job_life.job_devices import Device
 from collapipe.job_life.tries import Failure, Kind
-from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, UnitState
+from collapipe.v1.edge_server_pb2 import CommitRoundRequest
+from collapipe.v1.plan_pb2 import ClusterState, Commit, UnitState
 
 EDGE_SERVER = "edge-server"
 JOB_ID = "job"
@@ -107,17 +108,7 @@ class EdgeServer:
     not_repeatable: set[int] = field(default_factory=set)
     revealed: dict[int, frozenset[int]] = field(default_factory=dict)
 
-    def commit_round(
-        self,
-        attempt: Attempt,
-        states: list[ClusterState],
-        late: Collection[int],
-        *,
-        is_candidate: bool,
-        candidate_copied: bool,
-        kept: Collection[int],
-        keeps_furthest: bool,
-    ) -> Commit:
+    def commit_round(self, request: CommitRoundRequest, kept: Collection[int]) -> Commit:
         """Commits a round, as the edge server does.
 
         Args:
@@ -127,19 +118,18 @@ class EdgeServer:
             WrongStateError: A push is missing, because the edge server was restarted.
             BrokenPromiseError: The commit does not follow the last one, has another result than before, or was made before.
         """
-        last = self.commit
+        last, attempt = self.commit, request.attempt
         if commits.is_already_committed(last, attempt):
-            promise(not states, f"round {attempt.round_index + 1} is committed twice")
-            if candidate_copied and last.HasField("candidate"):
-                self.commit = commits.with_candidate_restorable(
-                    last, 1, keep_furthest=keeps_furthest
-                )
+            promise(not request.clusters, f"round {attempt.round_index + 1} is committed twice")
+            if request.candidate_copied and last.HasField("candidate"):
+                self.commit = commits.with_candidate_restorable(last, request)
             return self.commit
         try:
-            commits.check_is_next(HeadOf(last), attempt)
+            commits.check_is_next(commits.head_of(last), attempt)
         except WrongStateError as error:
             raise BrokenPromiseError(f"a commit does not follow the last one: {error}") from error
-        present = [state for state in states if state.cluster_index not in late]
+        late = set(request.late_clusters)
+        present = [state for state in request.clusters if state.cluster_index not in late]
         promise(bool(present), "a round is committed without clusters")
         for state in present:
             of_round, pushed_by, weights = self.pushed.get(state.cluster_index, (-1, -1, 0))
@@ -150,18 +140,7 @@ class EdgeServer:
             promise(is_own and weights == digests(state)[0], text)
         averaged = mix(*(digests(state)[0] for state in present))
         unit = UnitState(unit_index=0, weights_digest=str(averaged))
-        commit = commits.following(
-            last,
-            attempt,
-            states,
-            [unit],
-            sorted(late),
-            candidate_copied=candidate_copied,
-            keep_commits=1,
-            keep_furthest=keeps_furthest,
-        )
-        if is_candidate:
-            commit.candidate.CopyFrom(commits.without_other_commits(commit))
+        commit = commits.following(last, request, [unit])
         if commit.num_rounds not in self.weights or commit.num_rounds in self.not_repeatable:
             self.expect_others(commit.num_rounds)
         before = self.weights.setdefault(commit.num_rounds, averaged)
@@ -181,25 +160,6 @@ class EdgeServer:
         before = self.revealed.setdefault(round_index, present)
         text = f"masks of round {round_index + 1} are revealed for {set(before)} and {set(present)}"
         promise(before == present, text)
-
-
-@dataclass
-class HeadOf:
-    """The numbers of a commit."""
-
-    commit: Commit
-
-    @property
-    def attempt(self) -> int:
-        return self.commit.attempt
-
-    @property
-    def num_rounds(self) -> int:
-        return self.commit.num_rounds
-
-    @property
-    def num_rounds_restorable(self) -> int:
-        return self.commit.restore_point.num_rounds
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from torch import Tensor
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.control_unit.stage_configuration import check_round, stage_configuration
-from collapipe.control_unit.stall_detector import OvertimeDetector, StallDetector
 from collapipe.errors import (
     AttemptFailedError,
     CancelledError,
@@ -21,6 +20,8 @@ from collapipe.errors import (
     PeerLostError,
 )
 from collapipe.job import JobConfig
+from collapipe.job_life import stage_progress
+from collapipe.job_life.stage_progress import Hangs, Stalled
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.stage_host import HostResources, StageSession
@@ -88,10 +89,10 @@ class ClusterPipeline:
         """Micro-batches that were evaluated so far."""
         self._pending_scale = 0.0
         self._micro_batches_under_way = False
-        self._stall_detector = StallDetector(job.schedule.silence_seconds)
-        self._overtime_detector = OvertimeDetector(
-            job.schedule.silence_seconds, request.predicted_step_seconds
+        self._progress = stage_progress.begin(
+            job.schedule.silence_seconds, request.predicted_step_seconds, time.monotonic()
         )
+        self._progress_lock = threading.Lock()
         self._phase = "configuring stages"
         self._local = StageSession(self._configuration(0), resources, self._receive_backward)
         self._remotes: list[RemoteStage] = []
@@ -135,7 +136,8 @@ class ClusterPipeline:
         """
         steps_ahead = 0 if self._job.training.clip_norm else 1
         not_collected: deque[tuple[int, stage_pb2.StepDone]] = deque()
-        self._overtime_detector.step_began()
+        with self._progress_lock:
+            self._progress = stage_progress.begin_steps(self._progress, time.monotonic())
         for step_index, micro_batches in enumerate(batches):
             self._phase = f"step {step_index}"
             command = stage_pb2.RunStep(
@@ -156,7 +158,8 @@ class ClusterPipeline:
         """Waits for the results of the other stages. Returns the loss and the gradient norm of a step."""
         results = [own, *(remote.expect("step_done").step_done for remote in self._remotes)]
         self._micro_batches_under_way = False
-        self._overtime_detector.step_ended()
+        with self._progress_lock:
+            self._progress = stage_progress.end_step(self._progress, time.monotonic())
         loss = results[-1].loss
         squares = itertools.chain.from_iterable(r.squared_gradient_norms for r in results)
         norm = math.sqrt(math.fsum(squares))
@@ -359,14 +362,14 @@ class ClusterPipeline:
         return self._local.moved_bytes + sum(r.progress.moved_bytes for r in self._remotes)
 
     def waiting_for(self) -> str:
-        """Returns what every stage waits for, in words; empty while some stage computes and is not slow."""
-        overtime = self._overtime_detector
-        if self._micro_batches_under_way and self._computing() and overtime.is_slow:
+        """Returns what every stage waited for at the last look, in words; empty while some stage computes and is not slow."""
+        progress, now = self._progress, time.monotonic()
+        if progress.computing and progress.is_slow(now):
             return (
-                f"{self._phase}: {hosts_do(self._computing(), 'compute')} slowly: nothing has moved for {overtime.seconds:.0f} s, "
-                f"and the round is given up after {overtime.limit_seconds:.0f} s"
+                f"{self._phase}: {hosts_do(progress.computing, 'compute')} slowly: nothing has moved for "
+                f"{progress.computed_seconds(now):.0f} s, and the round is given up after {progress.limit_seconds:.0f} s"
             )
-        waits = self._waits()
+        waits = progress.waits
         if not all(waits.values()):
             return ""
         # A person wants to know the hosts that wait for something else than a command of this control unit.
@@ -380,51 +383,38 @@ class ClusterPipeline:
         told = [f"{hosts_do(hosts, 'wait')} to {task}" for task, hosts in tasks.items()]
         return f"{self._phase}: {'; '.join(told)}" if told else self._phase
 
-    def _all_wait_for(self) -> str:
-        """Returns what every stage waits for, in words; empty while some stage computes."""
-        waits = self._waits()
-        if not all(waits.values()):
-            return ""
-        return f"{self._phase}: " + "; ".join(
-            f"{host_id} waits to {task}" for host_id, task in waits.items()
-        )
-
-    def _waits(self) -> dict[str, str]:
-        """Returns what each host waits for, by host id. It is empty for hosts that compute."""
+    def _look(self) -> stage_progress.StageProgress:
         waits = {self._stages[0].host_id: self._local.waiting_for}
-        return waits | {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
-
-    def _computing(self) -> list[str]:
-        return [host_id for host_id, task in self._waits().items() if not task]
+        waits |= {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
+        received = sum(remote.progress.received_bytes for remote in self._remotes)
+        with self._progress_lock:
+            self._progress = stage_progress.see(
+                self._progress,
+                waits,
+                received + self._local.received_bytes,
+                time.monotonic(),
+                is_working=self._micro_batches_under_way,
+            )
+            return self._progress
 
     def abort_if_stalled(self) -> None:
-        """Aborts the attempt if micro-batches are under way, and nothing has moved for too long."""
-        waiting_for = self._all_wait_for()
-        received = sum(remote.progress.received_bytes for remote in self._remotes)
-        is_stalled = self._stall_detector.is_stalled(
-            waiting_for if self._micro_batches_under_way else "",
-            received + self._local.received_bytes,
-        )
-        if is_stalled:
-            silence = self._job.schedule.silence_seconds
-            message = (
-                f"nothing has moved for {silence:g} s although all hosts answer ({waiting_for}): a message was lost, or one "
-                "of them hangs. If this comes back, restart the host whose result the others wait for"
-            )
-            self.abort(AttemptFailedError(message))
-        computing = self._computing()
-        is_over = self._overtime_detector.is_over(
-            computing if self._micro_batches_under_way else (),
-            received + self._local.received_bytes,
-        )
-        if is_over:
-            limit = self._overtime_detector.limit_seconds
-            message = (
-                f"{listed(computing)} computed for more than {limit:.0f} s ({self._phase}) while nothing "
-                "moved: a processor hangs, or is far slower than before"
-            )
-            # If it was another one of several, the next attempt blames that one.
-            self.abort(PeerLostError(computing[-1], message))
+        """Looks at the stages. Aborts the attempt if micro-batches are under way, and nothing has moved for too long."""
+        progress = self._look()
+        match progress.trouble(time.monotonic()):
+            case Stalled():
+                waits = (f"{host_id} waits to {task}" for host_id, task in progress.waits.items())
+                message = (
+                    f"nothing has moved for {progress.silence_seconds:g} s although all hosts answer ({self._phase}: {'; '.join(waits)}): a "
+                    "message was lost, or one of them hangs. If this comes back, restart the host whose result the others wait for"
+                )
+                self.abort(AttemptFailedError(message))
+            case Hangs(host_ids):
+                message = (
+                    f"{listed(host_ids)} computed for more than {progress.limit_seconds:.0f} s ({self._phase}) while nothing "
+                    "moved: a processor hangs, or is far slower than before"
+                )
+                # If it was another one of several, the next attempt blames that one.
+                self.abort(PeerLostError(host_ids[-1], message))
 
     def _transfers(self, moved: Iterable[tuple[int, float]]) -> list[job_pb2.WeightsTransfer]:
         """Returns the bytes and seconds of the stages by their hosts, without those that moved nothing."""

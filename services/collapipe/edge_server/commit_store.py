@@ -165,11 +165,15 @@ class CommitStore:
             with _named(str(job_file)):
                 job = read_document(job_file, _REMEDY)
                 if job is None:
-                    raise ValueError("it is missing")
+                    raise _DamagedError("it is missing")
                 document = _checked_job({**job, "job_id": job.get("job_id") or job_id}, job_id)
             self.add(document, commit)
             keep_older(commit_file)
             keep_older(job_file)
+
+
+class _DamagedError(Exception):
+    """Says what is wrong with a row or a file. `_named` adds its name and the remedy."""
 
 
 @contextmanager
@@ -177,38 +181,38 @@ def _named(what: str) -> Iterator[None]:
     """Raises `CorruptDataError` with the name of what is damaged."""
     try:
         yield
-    except (ValueError, DecodeError, TypeError) as error:
+    except (_DamagedError, ValueError, DecodeError, TypeError) as error:
         mistake = first_mistake(error) if isinstance(error, ValidationError) else str(error)
         raise CorruptDataError(f"{what} is damaged ({mistake}): {_REMEDY}") from error
 
 
 def _checked_job(document: Any, job_id: str) -> JobDocument:
-    """Returns the model of a job; raises `ValueError` if it is damaged or that of another job."""
+    """Returns the model of a job; raises `_DamagedError` if it is damaged or that of another job."""
     found = JobDocument.model_validate(document)
     if found.job_id != job_id:
-        raise ValueError(f"it is that of job {found.job_id!r:.80}")
+        raise _DamagedError(f"it is that of job {found.job_id!r:.80}")
     return found
 
 
 def _checked_commit(commit: plan_pb2.Commit, job_id: str) -> plan_pb2.Commit:
-    """Returns a commit; raises `ValueError` if it is of another job, or if its parts do not fit together."""
+    """Returns a commit; raises `_DamagedError` if it is of another job, or if its parts do not fit together."""
     if not commit.global_units or not commit.clusters or not commit.HasField("restore_point"):
-        raise ValueError("it has no units, no clusters or no restore point")
+        raise _DamagedError("it has no units, no clusters or no restore point")
     candidates = [commit.candidate] if commit.HasField("candidate") else []
     units, clusters = range(len(commit.global_units)), range(len(commit.clusters))
     for each in (commit, commit.restore_point, *candidates, *commit.history):
         if each.job_id != job_id:
-            raise ValueError(f"it is of job {each.job_id!r:.80}")
+            raise _DamagedError(f"it is of job {each.job_id!r:.80}")
         when = f"after {each.num_rounds} rounds"
         if [unit.unit_index for unit in each.global_units] != [*units]:
-            raise ValueError(f"{when}, its units are not 0 to {units[-1]}")
+            raise _DamagedError(f"{when}, its units are not 0 to {units[-1]}")
         if [cluster.cluster_index for cluster in each.clusters] != [*clusters]:
-            raise ValueError(f"{when}, its clusters are not 0 to {clusters[-1]}")
+            raise _DamagedError(f"{when}, its clusters are not 0 to {clusters[-1]}")
         for unit in each.global_units:
             if not re.fullmatch(_DIGEST, unit.weights_digest):
-                raise ValueError(
+                raise _DamagedError(
                     f"unit {unit.unit_index} has the digest {unit.weights_digest!r:.80}"
                 )
             if not 0 <= unit.largest_change < math.inf:
-                raise ValueError(f"unit {unit.unit_index} changed by {unit.largest_change}")
+                raise _DamagedError(f"unit {unit.unit_index} changed by {unit.largest_change}")
     return commit

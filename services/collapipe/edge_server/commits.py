@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from collapipe.errors import InvalidInputError, NotFoundError, WrongStateError
-from collapipe.v1 import plan_pb2
+from collapipe.v1 import edge_server_pb2, plan_pb2
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ def is_already_committed(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> bo
 
 
 def with_candidate_restorable(
-    last: plan_pb2.Commit, keep_commits: int, *, keep_furthest: bool
+    last: plan_pb2.Commit, request: edge_server_pb2.CommitRoundRequest
 ) -> plan_pb2.Commit:
-    """Returns the last commit with its candidate as restore point. The other arguments are those of `following`."""
+    """Returns the last commit with its candidate as restore point."""
     commit = plan_pb2.Commit()
     commit.CopyFrom(last)
     commit.restore_point.CopyFrom(last.candidate)
     commit.ClearField("candidate")
-    _set_history(commit, list(last.history), keep_commits, keep_furthest=keep_furthest)
+    _set_history(commit, list(last.history), request)
     return commit
 
 
@@ -92,34 +92,32 @@ def began_with(last: plan_pb2.Commit, attempt: plan_pb2.Attempt) -> plan_pb2.Com
 
 
 def present_clusters(
-    last: plan_pb2.Commit,
-    attempt: plan_pb2.Attempt,
-    clusters: Sequence[plan_pb2.ClusterState],
-    late_clusters: Sequence[int],
+    last: plan_pb2.Commit, request: edge_server_pb2.CommitRoundRequest
 ) -> list[plan_pb2.ClusterState]:
     """Returns the states of the clusters that are not late.
 
     Raises:
         InvalidInputError: The state of a cluster or of a unit is missing, or all clusters are late.
     """
-    indices = [cluster.cluster_index for cluster in clusters]
+    indices = [cluster.cluster_index for cluster in request.clusters]
     if indices != list(range(len(last.clusters))):
         raise InvalidInputError(
-            f"clusters {indices} prepared round {attempt.round_index}, but a commit needs all of "
+            f"clusters {indices} prepared round {request.attempt.round_index}, but a commit needs all of "
             f"{list(range(len(last.clusters)))}, in this order"
         )
     expected = list(range(len(last.global_units)))
-    for cluster in clusters:
+    for cluster in request.clusters:
         found = [unit.unit_index for unit in cluster.units]
         if found != expected:
             raise InvalidInputError(
                 f"cluster {cluster.cluster_index} prepared units {found}, but the model has units {expected}: run "
                 "the same version everywhere"
             )
-    present = [cluster for cluster in clusters if cluster.cluster_index not in late_clusters]
+    late = set(request.late_clusters)
+    present = [cluster for cluster in request.clusters if cluster.cluster_index not in late]
     if not present:
         raise InvalidInputError(
-            f"all clusters are late for round {attempt.round_index}, but a commit needs the weights of at least one: "
+            f"all clusters are late for round {request.attempt.round_index}, but a commit needs the weights of at least one: "
             "run the same version everywhere"
         )
     return present
@@ -127,45 +125,36 @@ def present_clusters(
 
 def following(
     last: plan_pb2.Commit,
-    attempt: plan_pb2.Attempt,
-    clusters: Sequence[plan_pb2.ClusterState],
+    request: edge_server_pb2.CommitRoundRequest,
     global_units: Sequence[plan_pb2.UnitState],
-    late_clusters: Sequence[int],
-    *,
-    candidate_copied: bool,
-    keep_commits: int,
-    keep_furthest: bool,
 ) -> plan_pb2.Commit:
     """Returns the commit that follows the last one. All clusters have the new weights.
 
     Args:
-        clusters: The state of each cluster, in cluster order.
         global_units: The averaged weights.
-        candidate_copied: Whether the candidate becomes the restore point.
-        keep_commits: Number of the last commits that are kept, the new one included.
-        keep_furthest: Whether the commit with the most rounds is kept while earlier rounds are repeated.
     """
+    attempt = request.attempt
     commit = plan_pb2.Commit(
         job_id=last.job_id,
         num_rounds=attempt.round_index + 1,
         global_units=global_units,
+        clusters=request.clusters,
         attempt=attempt.attempt,
         anew_since=last.anew_since,
-        late_clusters=late_clusters,
+        late_clusters=request.late_clusters,
+        restore_point=last.restore_point,
     )
-    for cluster in clusters:
-        state = commit.clusters.add()
-        state.CopyFrom(cluster)
-        for unit, averaged in zip(state.units, global_units, strict=True):
+    for cluster in commit.clusters:
+        for unit, averaged in zip(cluster.units, global_units, strict=True):
             unit.weights_digest = averaged.weights_digest
             unit.frozen_digest = averaged.frozen_digest
-    commit.restore_point.CopyFrom(last.restore_point)
     # The optimizer states of an earlier run's candidate may be lost.
     if attempt.attempt == last.attempt and last.HasField("candidate"):
-        kept = commit.restore_point if candidate_copied else commit.candidate
+        kept = commit.restore_point if request.candidate_copied else commit.candidate
         kept.CopyFrom(last.candidate)
-    earlier = _kept_commits(last).values()
-    _set_history(commit, earlier, keep_commits, keep_furthest=keep_furthest)
+    _set_history(commit, _kept_commits(last).values(), request)
+    if request.is_candidate:
+        commit.candidate.CopyFrom(without_other_commits(commit))
     return commit
 
 
@@ -237,20 +226,18 @@ def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
 def _set_history(
     commit: plan_pb2.Commit,
     earlier: Iterable[plan_pb2.Commit],
-    keep_commits: int,
-    *,
-    keep_furthest: bool,
+    request: edge_server_pb2.CommitRoundRequest,
 ) -> None:
     """Chooses the other commits that a commit keeps, newest first."""
     others = {one.num_rounds: one for one in earlier}
     before = {number: one for number, one in others.items() if number < commit.num_rounds}
     furthest = max(others, default=0)
-    later = keep_furthest and furthest > commit.num_rounds
+    later = request.keep_furthest and furthest > commit.num_rounds
     kept = [_for_history(others[furthest])] if later else []
     kept += [
         _for_history(before[num_rounds])
         for position, num_rounds in enumerate(sorted(before, reverse=True), 1)
-        if position < keep_commits
+        if position < request.keep_commits
         # A cluster that lost a host repeats the rounds since the restore point, maybe without the other clusters.
         or (len(commit.clusters) > 1 and num_rounds > commit.restore_point.num_rounds)
     ]

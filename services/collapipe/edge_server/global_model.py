@@ -22,7 +22,6 @@ from collapipe.edge_server.commits import (
     is_already_committed,
     present_clusters,
     with_candidate_restorable,
-    without_other_commits,
 )
 from collapipe.edge_server.pushed_units import PushedUnits, Unmasking
 from collapipe.edge_server.unit_averages import Averaged
@@ -48,7 +47,7 @@ from collapipe.models import (
 from collapipe.pretrained_directories import hub_name, pretrained_directory
 from collapipe.rpc.finding_messages import to_message
 from collapipe.tasks import declared_tokens, parse_vocabulary, write_tokenizer_files
-from collapipe.v1 import job_pb2, plan_pb2
+from collapipe.v1 import edge_server_pb2, job_pb2, plan_pb2
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
 from collapipe.weights.tensor_blob import TensorBlob, load_tensors
@@ -267,15 +266,8 @@ class GlobalModel:
 
     def commit_round(
         self,
-        attempt: plan_pb2.Attempt,
-        clusters: Sequence[plan_pb2.ClusterState],
+        request: edge_server_pb2.CommitRoundRequest,
         pushed: PushedUnits,
-        *,
-        candidate_copied: bool = False,
-        is_candidate: bool = False,
-        keep_commits: int = 1,
-        keep_furthest: bool = False,
-        late_clusters: Sequence[int] = (),
         unmasking: Unmasking | None = None,
         store_moments: Callable[[plan_pb2.Commit], None] = lambda commit: None,
     ) -> plan_pb2.Commit:
@@ -284,13 +276,7 @@ class GlobalModel:
         A repeated request changes nothing but the restore point.
 
         Args:
-            clusters: The state of each cluster, in cluster order. That of a late cluster only gets the new weights.
             pushed: Has the weights that the clusters pushed.
-            candidate_copied: Whether the candidate becomes the restore point.
-            is_candidate: Whether the new commit becomes the candidate.
-            keep_commits: Number of the last commits whose weights are kept, the new one included.
-            keep_furthest: Whether the commit with the most rounds is kept while earlier rounds are repeated.
-            late_clusters: Clusters that are left out of the average.
             unmasking: What removes the masks, if what the clusters pushed is masked.
             store_moments: Stores the optimizer states of the edge server's own units that a commit names.
 
@@ -300,15 +286,14 @@ class GlobalModel:
             CorruptDataError: What a cluster pushed is damaged, does not fit its unit, is not finite, or is far from the weights
                 before.
         """
-        last = self.commit()
+        last, attempt = self.commit(), request.attempt
         if is_already_committed(last, attempt):
-            if candidate_copied and last.HasField("candidate"):
-                last = with_candidate_restorable(last, keep_commits, keep_furthest=keep_furthest)
-                self._commits.replace_commit(last)
-                self._delete_unreferenced_blobs(last)
+            if request.candidate_copied and last.HasField("candidate"):
+                last = with_candidate_restorable(last, request)
+                self._replace_commit(last)
             return last
         self.check_is_next(attempt)
-        present = present_clusters(last, attempt, clusters, late_clusters)
+        present = present_clusters(last, request)
         averages = list(pushed.averages(attempt, present, unmasking))
         units_before = began_with(last, attempt).global_units
         # The other rules bound what a wrong cluster can do. Masked changes have a bound for each weight.
@@ -327,21 +312,10 @@ class GlobalModel:
             )
             for before, average in zip(units_before, averages, strict=True)
         ]
-        commit = following(
-            last,
-            attempt,
-            clusters,
-            global_units,
-            late_clusters,
-            candidate_copied=candidate_copied,
-            keep_commits=keep_commits,
-            keep_furthest=keep_furthest,
-        )
-        if is_candidate:
+        commit = following(last, request, global_units)
+        if request.is_candidate:
             store_moments(commit)
-            commit.candidate.CopyFrom(without_other_commits(commit))
-        self._commits.replace_commit(commit)
-        self._delete_unreferenced_blobs(commit)
+        self._replace_commit(commit)
         return commit
 
     def roll_back(self, num_rounds: int, attempt: int) -> plan_pb2.Commit:
@@ -350,8 +324,7 @@ class GlobalModel:
         commit = going_to(last, num_rounds, attempt)
         if commit is last:
             return last
-        self._commits.replace_commit(commit)
-        self._delete_unreferenced_blobs(commit)
+        self._replace_commit(commit)
         return commit
 
     def check_is_next(self, attempt: plan_pb2.Attempt) -> None:
@@ -398,7 +371,9 @@ class GlobalModel:
     def _job_document(self) -> JobDocument:
         return self._commits.job(self._job_id)
 
-    def _delete_unreferenced_blobs(self, commit: plan_pb2.Commit) -> None:
+    def _replace_commit(self, commit: plan_pb2.Commit) -> None:
+        """Stores a commit, and then deletes the blobs that it does not name."""
+        self._commits.replace_commit(commit)
         units: list[plan_pb2.UnitState] = []
         for kept in (commit, commit.restore_point, commit.candidate, *commit.history):
             units.extend(kept.global_units)

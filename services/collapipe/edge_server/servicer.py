@@ -145,16 +145,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                     pushed.changes = {}
                     model = self._model(job_id)
                     commit = model.commit_round(
-                        attempt,
-                        request.clusters,
-                        pushed,
-                        candidate_copied=request.candidate_copied,
-                        is_candidate=request.is_candidate,
-                        keep_commits=request.keep_commits,
-                        keep_furthest=request.keep_furthest,
-                        late_clusters=request.late_clusters,
-                        unmasking=_unmasking(request),
-                        store_moments=self._store_moments,
+                        request, pushed, _unmasking(request), self._store_moments
                     )
                     pushed.drop(attempt)
                     stored_bytes = model.stored_bytes()

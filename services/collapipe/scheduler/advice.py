@@ -6,10 +6,11 @@ input changed. A change of hosts or links keeps the plans, so `dssra` may save m
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from collapipe.allocation import (
+    ClusterPrediction,
     ClusterProblem,
     Host,
     RadioLink,
@@ -151,18 +152,8 @@ def _links(decision: RoundDecision, index: int, now: float) -> Iterator[Advice]:
     problem, plan = decision.question.problem, decision.plans[index]
     cluster = problem.clusters[index]
     ids = [stage.host_id for stage in plan.stages]
-    hops = list(itertools.pairwise(ids))
-    pairs = [frozenset(hop) for hop in hops]
-    # Each prediction takes all links of a cluster, so only the slowest hops are looked at.
-    links = decision.prediction.clusters[index].links
-    slowest = sorted(range(len(hops)), key=lambda k: -links[k].loop_seconds)[:_MOST_HOPS]
-    subjects: list[tuple[str, frozenset[str], frozenset[str]]] = [
-        (f"between {' and '.join(hops[k])}", pairs[k], pairs[k]) for k in slowest
-    ]
-    # A device has one link to the network, which is a part of all links to others.
-    at_ends = dict.fromkeys(host_id for k in slowest for host_id in hops[k] if host_id != ids[-1])
-    subjects += [(f"of {host_id}", frozenset((host_id,)), frozenset(ids)) for host_id in at_ends]
-    for words, ends, others in subjects:
+    pairs = [frozenset(hop) for hop in itertools.pairwise(ids)]
+    for words, ends, others in _slowest_links(ids, decision.prediction.clusters[index]):
         used = [
             link
             for pair, link in cluster.links.items()
@@ -209,6 +200,22 @@ def _links(decision: RoundDecision, index: int, now: float) -> Iterator[Advice]:
                 saved(nearer=_HALF_AS_FAR),
                 marked("gain"),
             )
+
+
+def _slowest_links(
+    ids: Sequence[str], prediction: ClusterPrediction
+) -> Iterator[tuple[str, frozenset[str], frozenset[str]]]:
+    """Yields the slowest links of a pipeline: what to call it, and the hosts at its two ends, of which the first ones are a part of the
+    others."""
+    hops = list(itertools.pairwise(ids))
+    # Each prediction takes all links of a cluster, so only the slowest hops are looked at.
+    slowest = sorted(range(len(hops)), key=lambda k: -prediction.links[k].loop_seconds)[:_MOST_HOPS]
+    for k in slowest:
+        yield f"between {' and '.join(hops[k])}", frozenset(hops[k]), frozenset(hops[k])
+    # A device has one link to the network, which is a part of all links to others.
+    at_ends = dict.fromkeys(host_id for k in slowest for host_id in hops[k] if host_id != ids[-1])
+    for host_id in at_ends:
+        yield f"of {host_id}", frozenset((host_id,)), frozenset(ids)
 
 
 def _machines(decision: RoundDecision, index: int, now: float) -> Iterator[Advice]:

@@ -112,13 +112,7 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     links = OutgoingLinks(
         Role.SCHEDULER.value, emulation, PacedShaper(), EmulatedRadioDriver(emulation)
     )
-    revoked = None
-    if settings.tls_revoked:
-        if settings.insecure:
-            raise InvalidInputError(
-                "--tls-revoked and --insecure contradict each other: leave one out"
-            )
-        revoked = RevokedKeysFile(settings.tls_revoked, settings.security)
+    revoked = _revoked_keys(settings)
     channels = ChannelPool(settings.security, links)
     registry = HostRegistry()
     telemetry = Telemetry(
@@ -165,6 +159,14 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         jobs.close()
 
     return Running(server.address, drain)
+
+
+def _revoked_keys(settings: SchedulerSettings) -> RevokedKeysFile | None:
+    if not settings.tls_revoked:
+        return None
+    if settings.insecure:
+        raise InvalidInputError("--tls-revoked and --insecure contradict each other: leave one out")
+    return RevokedKeysFile(settings.tls_revoked, settings.security)
 
 
 def _source(

@@ -1,17 +1,16 @@
-"""The hosts that have registered with the scheduler, and which of them take part in a job."""
+"""The hosts that have registered with the scheduler."""
 
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from collapipe.errors import CollapipeError, NotFoundError, PeerLostError, WrongStateError
-from collapipe.job import JobConfig
 from collapipe.telemetry import metrics
 from collapipe.v1 import scheduler_pb2
 
@@ -55,18 +54,6 @@ class _Suspect:
     since: float
     seconds: float
     reason: str
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Hosts of one role in one cluster of the deployment that a job asks for and lacks."""
-
-    role: scheduler_pb2.HostRole
-    cluster_index: int
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(frozen=True)
@@ -263,47 +250,3 @@ def timestamp_after(seconds: float) -> Timestamp:
     timestamp = Timestamp()
     timestamp.FromMilliseconds(int((time.time() + seconds) * 1000))
     return timestamp
-
-
-def choose_hosts(
-    alive: Sequence[scheduler_pb2.Host],
-    job: JobConfig,
-    *,
-    preferred: Collection[str] = (),
-    fewer: bool = False,
-) -> tuple[JobHosts | None, list[Gap]]:
-    """Returns the hosts that take part in a job, and what is missing.
-
-    The hosts are `None` if the job cannot run without the missing ones.
-
-    Args:
-        preferred: Ids of hosts that take part before others. The rest follows in registration order.
-        fewer: Whether a cluster may have fewer devices than the job asks for, but at least one.
-    """
-    missing = []
-    edge_server = next((host for host in alive if host.role == EDGE_SERVER), None)
-    if edge_server is None:
-        missing.append(Gap(EDGE_SERVER, 0, "an edge server"))
-    clusters = []
-    for index, host_cluster in enumerate(job.host_clusters):
-        members = [host for host in alive if host.cluster_index == host_cluster]
-        control_unit = next((host for host in members if host.role == CONTROL_UNIT), None)
-        if control_unit is None:
-            text = f"a control unit for cluster {host_cluster}"
-            missing.append(Gap(CONTROL_UNIT, host_cluster, text))
-        devices = [host for host in members if host.role == DEVICE_AGENT]
-        wanted = job.num_devices(index)
-        lacking = max(1, wanted or 1) - len(devices)
-        if lacking > 0:
-            noun = "device" if lacking == 1 else "devices"
-            text = f"{lacking} more {noun} in cluster {host_cluster} (have {len(devices)})"
-            missing.append(Gap(DEVICE_AGENT, host_cluster, text))
-        if control_unit is not None and devices and (fewer or lacking <= 0):
-            ordered = sorted(devices, key=lambda device: device.host_id not in preferred)
-            chosen = {device.host_id for device in ordered[:wanted]}
-            clusters.append(
-                ClusterHosts(control_unit, tuple(d for d in devices if d.host_id in chosen))
-            )
-    if edge_server is None or len(clusters) < job.clusters:
-        return None, missing
-    return JobHosts(edge_server, tuple(clusters)), missing

@@ -140,34 +140,37 @@ class JobPreparation:
         self._unanswered = None
         of_weights = [from_message(each) for each in answer.findings[: _MOST[-1]]]
         self._tell("weights", shortened(of_weights))
-        found = answer.commit.attempt, answer.commit.num_rounds
-        if found < document.last_commit:
-            raise WrongStateError(
-                f"the last commit of {edge_server.host_id} has {found[1]} rounds, made by attempt {found[0] + 1}, but there was "
-                f"one with {document.last_commit[1]} rounds, made by attempt {document.last_commit[0] + 1}: start it with "
-                "the state directory that it had, or start a new job"
-            )
-        document.last_commit = found
-        document.num_rounds_committed = answer.commit.num_rounds
-        document.num_rounds_restorable = answer.commit.restore_point.num_rounds
+        self._note_commit(answer.commit, edge_server.host_id)
         document.stored_bytes = answer.stored_bytes
         document.labels, document.vocabulary_digest = list(labels), vocabulary.digest
         document.reading_version = READING_VERSION
         document.num_first_rows = [data.num_first_rows for data in loaded]
         self._progress.save()
-        job = self._progress.job
         sizes = ModelSizes(
             answer.num_blocks,
             tuple(answer.unit_bytes),
             tuple(answer.frozen_bytes),
             answer.hidden_size,
-            period=2 if job.model.half_blocks else 1,
+            period=2 if self._progress.job.model.half_blocks else 1,
             frozen_memory_share=answer.frozen_memory_share,
         )
         vocabulary = job_pb2.BlobSource(digest=vocabulary.digest, address=edge_server.address)
         num_rows = [data.num_rows for data in loaded]
         held_out = [data.num_held_out_rows for data in loaded]
         return PreparedJob(answer.model, sizes, vocabulary, answer.commit, num_rows, held_out)
+
+    def _note_commit(self, commit: plan_pb2.Commit, edge_server: str) -> None:
+        """Notes the last commit in the document of the job. Raises `WrongStateError` if it is older than one before."""
+        document = self._progress.document
+        found, before = (commit.attempt, commit.num_rounds), document.last_commit
+        if found < before:
+            raise WrongStateError(
+                f"the last commit of {edge_server} has {found[1]} rounds, made by attempt {found[0] + 1}, but there was one with "
+                f"{before[1]} rounds, made by attempt {before[0] + 1}: start it with the state directory that it had, or start a new job"
+            )
+        document.last_commit = found
+        document.num_rounds_committed = commit.num_rounds
+        document.num_rounds_restorable = commit.restore_point.num_rounds
 
     def _tell_waiting(self, answer: edge_server_pb2.PrepareJobResponse) -> None:
         """Says for which other job the edge server works first."""

@@ -4,7 +4,6 @@ Start with `JobRunner.run`. What to do next is decided by `step` in `job_life/jo
 """
 
 import logging
-import math
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -19,8 +18,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job_life import job_devices, job_run
-from collapipe.job_life.failing_clusters import PATIENCE
-from collapipe.job_life.job_devices import Device, JobDevices, LeftOut, Why
+from collapipe.job_life.job_devices import JobDevices
 from collapipe.job_life.job_run import JobState
 from collapipe.job_life.tries import GivesUp, Tries
 from collapipe.rpc import ChannelPool, why_unreachable
@@ -28,15 +26,13 @@ from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.failures import failure_of, say_end
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import (
-    DEVICE_AGENT,
     SILENCE_SECONDS,
-    Gap,
     HostRegistry,
     JobHosts,
-    choose_hosts,
     timestamp_after,
 )
 from collapipe.scheduler.job_documents import JobDocument
+from collapipe.scheduler.job_hosts import Choice, Gap, choose, lacking
 from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
@@ -55,10 +51,6 @@ logger = logging.getLogger(__name__)
 
 class _HostsMissingError(InfeasibleError):
     """An attempt has waited for hosts in vain."""
-
-
-_Present = tuple[JobHosts | None, Sequence[str | Gap]]
-"""The hosts of a job, or `None` if it cannot run with those that are there; and what is missing."""
 
 
 class JobRunner:
@@ -87,7 +79,7 @@ class JobRunner:
         self._state = JobState(Tries(schedule.retry_seconds), schedule.wait_for_hosts_seconds)
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
-        self._present: _Present = (None, ())
+        self._choice = Choice(self._state.devices)
         """What the job found when it looked for hosts last."""
         self._told_waiting = ""
         """The hosts for which the job has said that it waits."""
@@ -97,8 +89,6 @@ class JobRunner:
         """Ids of all hosts of the last round that began."""
         self._lacking: list[str | Gap] = []
         """Ids and kinds of hosts that the job does without at present."""
-        self._left_out: dict[str, LeftOut] = {}
-        """The devices that send heartbeats but do not take part, and why."""
         self._missing = MissingHosts(registry, self._progress.tell)
         self._had_no_plan = False
         """Whether the last attempt ended because no plan was possible."""
@@ -312,7 +302,7 @@ class JobRunner:
         """Prepares the job, measures the hosts that it does not know yet, and finds the commit from which the attempt goes on."""
         self._progress.warn(long_warm_up(self._job))
         self._progress.warn(random_base(self._job))
-        hosts, _ = self._present
+        hosts = self._choice.hosts
         assert hosts is not None
         prepared = self._preparation.prepare(hosts)
         self._progress.warn(few_rows(self._job, prepared.num_rows))
@@ -393,10 +383,11 @@ class JobRunner:
             self._progress.warn(slow_emulation(series, instances))
 
     def _look_for_hosts(self) -> job_run.HostsSeen:
-        self._present = hosts, missing = self._choose(fewer=self._state.has_planned)
+        self._choose(fewer=self._state.has_planned)
+        hosts = self._choice.hosts
         if hosts is None:
             return job_run.HostsSeen(None)
-        self._lacking = self._missing_of(hosts, missing)
+        self._lacking = lacking(self._job, self._state.devices, hosts, self._choice.missing)
         if not self._state.devices.used:
             self._taking_part = set(hosts.by_id)
         return job_run.HostsSeen(
@@ -409,8 +400,7 @@ class JobRunner:
     @property
     def _awaited(self) -> Sequence[str | Gap]:
         """What the job waits for before an attempt."""
-        _, missing = self._present
-        return missing or self._lacking
+        return self._choice.missing or self._lacking
 
     def _wait_for_hosts(self, seconds_left: float) -> None:
         """Says for which hosts the job waits, and waits a moment."""
@@ -438,46 +428,18 @@ class JobRunner:
             f"job{cause}"
         )
 
-    def _choose(self, *, fewer: bool) -> _Present:
-        """Chooses among the living hosts."""
-        present = self._registry.alive()
-        trusted = {host.host_id for host in self._registry.alive(suspects=False)}
-        is_manual = self._job.schedule.strategy == "manual"
-        devices, self._left_out = job_devices.choose(
-            self._state.devices,
-            [
-                Device(h.host_id, h.cluster_index, h.incarnation, h.host_id not in trusted)
-                for h in present
-                if h.role == DEVICE_AGENT
-            ],
-            self._progress.document.num_rounds_reached,
-            needs_all=is_manual or not fewer,
-        )
-        self._take(devices)
-        alive = [host for host in present if host.host_id not in self._left_out]
+    def _choose(self, *, fewer: bool) -> None:
+        """Looks for the hosts of the job."""
         used = self._state.devices.all_used
-        if is_manual and used:  # The job file has a number of blocks for each of these devices.
-            alive = [h for h in alive if h.role != DEVICE_AGENT or h.host_id in used]
-        preferred = self._planner.hosts.by_id.keys() if self._planner else used
-        hosts, missing = choose_hosts(
-            alive, self._job, preferred=preferred, fewer=fewer and not is_manual
+        self._choice = choose(
+            self._job,
+            self._state.devices,
+            self._registry,
+            self._progress.document.num_rounds_reached,
+            self._planner.hosts.by_id.keys() if self._planner else used,
+            fewer=fewer,
         )
-        if hosts is not None and is_manual and (lost := self._missing_of(hosts, missing)):
-            return None, lost
-        return hosts, missing
-
-    def _missing_of(self, hosts: JobHosts, missing: Sequence[str | Gap]) -> list[str | Gap]:
-        """Returns the ids of missing devices that the job used before and has room for. If there are none, returns what the job
-        file asks for beyond the present hosts."""
-        lost: list[str | Gap] = [
-            host_id
-            for index, cluster in enumerate(hosts.clusters)
-            if len(cluster.devices) < (self._job.num_devices(index) or math.inf)
-            for host_id in sorted(
-                self._state.devices.used.get(index, frozenset()) - hosts.by_id.keys()
-            )
-        ]
-        return lost or list(missing)
+        self._take(self._choice.devices)
 
     def _planned_hosts(self) -> dict[int, set[str]]:
         """Returns the hosts of the last round that was planned, by cluster index; none before the first one."""
@@ -539,7 +501,8 @@ class JobRunner:
                 )
             if now[host_id].incarnation != process:
                 raise WrongStateError(f"{host_id} was restarted")
-        hosts, missing = self._choose(fewer=True)
+        self._choose(fewer=True)
+        hosts = self._choice.hosts
         if hosts is not None:
             new = [d for d in hosts.devices if d.host_id not in before.by_id]
             if unreachable := self._unreachable_among(new):
@@ -547,7 +510,8 @@ class JobRunner:
                     planner.forget_links(host_id)
                 self._progress.jobs.save_planner_state(self.job_id, planner.state())
             planner.take_hosts(hosts)
-            self._lacking = self._missing_of(planner.hosts, missing)
+            missing = self._choice.missing
+            self._lacking = lacking(self._job, self._state.devices, planner.hosts, missing)
             changed = self._taking_part ^ planner.hosts.by_id.keys()
             if self._taking_part and changed:
                 self._progress.tell(
@@ -575,21 +539,20 @@ class JobRunner:
         return blamed
 
     def _look_around(
-        self, lacking: Sequence[str | Gap] | None = None, waits_seconds: float | None = None
+        self, awaited: Sequence[str | Gap] | None = None, waits_seconds: float | None = None
     ) -> Sequence[scheduler_pb2.MissingHost]:
         """Tells of hosts that are lost or back, and publishes what the job lacks and how long it tries to go on.
 
         Returns the missing hosts.
 
         Args:
-            lacking: What the job waits for. Without it, the job goes on without `_lacking`.
+            awaited: What the job waits for. Without it, the job goes on without `_lacking`.
             waits_seconds: How long it still waits.
         """
         used = self._taking_part | self._state.devices.all_used
-        left_out = {host_id: _say_left_out(why) for host_id, why in self._left_out.items()}
         trouble = scheduler_pb2.JobTrouble(
-            missing=self._missing.look(used, lacking or self._lacking, left_out),
-            waiting=lacking is not None,
+            missing=self._missing.look(used, awaited or self._lacking, self._choice.left_out),
+            waiting=awaited is not None,
             num_failures=self._state.tries.num_failures,
             failure=self._failure,
         )
@@ -636,19 +599,3 @@ class JobRunner:
 
 def _processes(hosts: Iterable[scheduler_pb2.Host]) -> dict[str, str]:
     return {host.host_id: host.incarnation for host in hosts}
-
-
-def _say_left_out(reason: LeftOut) -> str:
-    """Says why a device does not take part. The text is empty if others suspect it: they have said why."""
-    match reason.why:
-        case Why.RESTARTS:
-            return (
-                f"it has restarted at least {PATIENCE:g} times while the job used it, so it takes part again when {reason.until} rounds "
-                "are committed: look at its log"
-            )
-        case Why.NO_PLAN:
-            return "no plan was possible with it"
-        case Why.NOT_FINITE:
-            return "it sent values that are not finite"
-        case _:
-            return ""

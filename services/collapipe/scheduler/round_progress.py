@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collapipe.v1 import control_unit_pb2
 
 _TIMES_THE_UNITS_LIMIT = 3
-"""The control unit has a limit of its own (`control_unit/stall_detector.py`). It names the host that hangs, so it must be first."""
+"""The control unit has a limit of its own (`job_life/stage_progress.py`). It names the host that hangs, so it must be first."""
 _LEAST_SILENCES = 6
 _TIMES_THE_PREDICTION = 30
 _WITHOUT_PREDICTION_SECONDS = 3600.0

@@ -1,6 +1,6 @@
 """The global model of a job on the edge server, and clusters that pretend to train."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from collapipe.edge_server.global_model import GlobalModel
 from collapipe.edge_server.pushed_units import PushedUnits
 from collapipe.errors import WrongStateError
 from collapipe.job import AveragingConfig, DataConfig, JobConfig, ModelConfig, TaskConfig
-from collapipe.v1.edge_server_pb2 import PushedUnit
+from collapipe.v1.edge_server_pb2 import CommitRoundRequest, PushedUnit
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, DataCursor, UnitState
 from collapipe.weights.blob_cache import BlobCache
 from collapipe.weights.blob_store import BlobStore
@@ -107,20 +107,38 @@ class Edge:
         clusters: list[ClusterState],
         round_index: int = 0,
         attempt: int = 2,
-        **restore_points: Any,
+        store_moments: Callable[[Commit], None] = lambda commit: None,
+        **request: Any,
     ) -> Commit:
-        """Commits a round. Each cluster has pushed its units before, the last cluster first."""
+        """Commits a round. Each cluster has pushed its units before, the last cluster first.
+
+        Args:
+            request: Further fields of the request.
+        """
         asking = Attempt(job_id="job", round_index=round_index, attempt=attempt)
         with suppress(WrongStateError):  # `commit_round` refuses the attempt, too
             self.model.check_is_next(asking)
             for cluster in reversed(clusters):
-                if cluster.cluster_index not in restore_points.get("late_clusters", ()):
+                if cluster.cluster_index not in request.get("late_clusters", ()):
                     self.push(asking, cluster)
-        return self.model.commit_round(asking, clusters, self.pushed, **restore_points)
+        return self.commit_pushed(asking, clusters, store_moments, **request)
 
-    def run_round(self, round_index: int = 0, attempt: int = 2, **restore_points: Any) -> Commit:
+    def commit_pushed(
+        self,
+        attempt: Attempt,
+        clusters: list[ClusterState],
+        store_moments: Callable[[Commit], None] = lambda commit: None,
+        **request: Any,
+    ) -> Commit:
+        """Commits a round with what is pushed already."""
+        asked = CommitRoundRequest(
+            attempt=attempt, clusters=clusters, **{"keep_commits": 1, **request}
+        )
+        return self.model.commit_round(asked, self.pushed, store_moments=store_moments)
+
+    def run_round(self, round_index: int = 0, attempt: int = 2, **request: Any) -> Commit:
         """Trains all clusters, and commits what they have pushed."""
-        return self.commit(self.train_all(), round_index, attempt, **restore_points)
+        return self.commit(self.train_all(), round_index, attempt, **request)
 
     def push(self, attempt: Attempt, cluster: ClusterState) -> None:
         for unit in cluster.units:

@@ -313,11 +313,11 @@ def test_old_commit_stays_if_a_cluster_has_not_pushed_what_it_prepared(edge: Edg
     asking = Attempt(job_id="job", attempt=1)
     edge.push(asking, states[0])
     with refusing(edge, WrongStateError, "^unit 0 of cluster 1 .* round 0, attempt 1"):
-        edge.model.commit_round(asking, states, edge.pushed)
+        edge.commit_pushed(asking, states)
     edge.push(asking, edge.train(1))
     states[1].num_samples += 1
     with refusing(edge, WrongStateError, "^unit 0 of cluster 1 .* 11 samples"):
-        edge.model.commit_round(asking, states, edge.pushed)
+        edge.commit_pushed(asking, states)
     states[1].num_samples -= 1
     edge.restart()
     assert edge.weights(edge.model.commit().global_units)  # the blobs are still stored

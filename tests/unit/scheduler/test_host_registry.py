@@ -16,11 +16,10 @@ from collapipe.scheduler.host_registry import (
     DEVICE_AGENT,
     EDGE_SERVER,
     SILENCE_SECONDS,
-    Gap,
     HostRegistry,
     JobHosts,
-    choose_hosts,
 )
+from collapipe.scheduler.job_hosts import Gap, choose_hosts
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.v1.scheduler_pb2 import Host, IncidentCode, MissingHost
 

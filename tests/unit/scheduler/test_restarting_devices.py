@@ -39,7 +39,7 @@ def test_device_that_registers_anew_in_each_attempt_ends_only_a_few(
     taken: list[set[str]] = []
 
     def prepare() -> None:
-        chosen, _ = runner._present
+        chosen = runner._choice.hosts
         assert chosen is not None
         processes = {device.host_id: device.incarnation for device in chosen.devices}
         taken.append({device.host_id for device in chosen.devices})
