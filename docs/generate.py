@@ -117,7 +117,7 @@ def campaign_page() -> str:
 _JOB_LIFE = """\
 # The life of a job
 
-A job runs rounds until all are committed ([Concepts](concepts.md) explains the words). What happens in a round, and what follows when something fails, is decided by functions of plain data. They are in `services/collapipe/job_life/`, and nothing there reads a clock, a socket, a file or a lock.
+A job runs rounds until all are committed ([Concepts](concepts.md) explains the words). What happens in a round, and what follows when an attempt fails, is decided by functions of plain data. They are in `services/collapipe/job_life/`, and nothing there reads a clock, a socket, a file or a lock.
 
 ## Who decides what
 
@@ -127,18 +127,19 @@ A job runs rounds until all are committed ([Concepts](concepts.md) explains the 
 | What happens in the rounds of an attempt? | `step` in `attempt.py`, in the same way |
 | From which commit does an attempt go on, and which results of the attempt before can it use? | `where_to_begin`, `usable` and `can_catch_up` in `commits.py` |
 | Which devices take part? | `choose` in `job_devices.py`, with a reason for each one that does not |
+| Do the stages of a cluster make progress? | `stage_progress.py`, for the control unit |
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 
-`JobRunner` and `RoundRunner` in the scheduler are the shells around the two machines. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and tells the machine what came of it. Before each round, it also asks `job_devices.py` which devices take part. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. Whatever must survive is stored first: the clusters that count before the commit, and the loss of privacy before any cluster trains.
+`JobRunner` and `RoundRunner` in the scheduler carry out what the two functions `step` decide. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and passes on what came of it. Before each round, it also asks `job_devices.py` which devices take part. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. What must survive a loss of power is stored first. Before the commit, the scheduler stores which clusters are averaged. Before any cluster trains, it counts the round in the privacy account.
 
-Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error.
+Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error. Any action can fail, also if its line only says what follows when it succeeds.
 """
 
 _IMITATED = """
 ## How this is tested
 
-`tests/disturbed_jobs/` imitates whole jobs in simulated time, with these decisions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. These promises are checked while it runs:
+`tests/disturbed_jobs/` imitates whole jobs in simulated time, with the same functions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. These promises are checked while it runs:
 
 1. An attempt commits a round once, and each commit follows the one before it.
 2. A job ends or commits within twice `schedule.retry_seconds` and the time of its rounds. Late clusters stop within seconds.

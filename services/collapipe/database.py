@@ -1,10 +1,11 @@
 """What one service keeps in one SQLite file, so that it survives a loss of power.
 
-A transaction is on the disk as a whole when its block has ended. Until then, and if anything fails, nothing of it is.
+A transaction is on the disk as a whole when its block has ended. If anything fails before, nothing of it is stored.
 """
 
 import errno
 import os
+import re
 import shlex
 import sqlite3
 import threading
@@ -32,14 +33,18 @@ class Database:
         service: The kind of service that it belongs to.
         version: Number of the schema, from 1. Increase it when an older file cannot be read.
         schema: The statements that make the tables.
+        remedy: What else helps if the file is damaged.
 
     Raises:
         CorruptDataError: The file is damaged, has another version, or belongs to another kind of service.
         OSError: The disk is full, or does not work.
     """
 
-    def __init__(self, path: Path, service: str, version: int, schema: str) -> None:
+    def __init__(
+        self, path: Path, service: str, version: int, schema: str, remedy: str = ""
+    ) -> None:
         self.path = path
+        self._remedy = remedy
         self._service = service
         self._version = version
         self.lock = threading.RLock()
@@ -53,7 +58,7 @@ class Database:
             # Transactions begin where this class says, and not where Python guesses.
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._close = weakref.finalize(self, self._connection.close)
-        # With it, text that is damaged is refused where it is read, and not by SQLite.
+        # So damaged text can be read. The caller checks it, and can name the damaged row.
         self._connection.text_factory = lambda data: data.decode("utf-8", "replace")
         try:
             try:
@@ -80,8 +85,8 @@ class Database:
             "secure_delete = OFF",
         ):
             self.execute(f"PRAGMA {setting}")
-        self._check_owner()
         [(found,)] = self.execute("PRAGMA user_version")
+        self._check_owner(set(re.findall(r"CREATE TABLE (\w+)", schema)) if found else set())
         if found == 0:
             with self.transaction():
                 for statement in schema.split(";"):
@@ -92,11 +97,16 @@ class Database:
                 f"{self.path} has format version {found}, but this service reads version {version}: use the version of CollaPipe that wrote it"
             )
 
-    def _check_owner(self) -> None:
-        """Refuses the database of another kind of service. One that does not say whose it is becomes that of this service."""
+    def _check_owner(self, tables: set[str]) -> None:
+        """Refuses the database of another kind of service. Older versions did not say whose it is.
+
+        Args:
+            tables: The names of the tables of this service. None for a new database.
+        """
         own = zlib.crc32(f"CollaPipe {self._service}".encode()) >> 1
         [(found,)] = self.execute("PRAGMA application_id")
-        if found == 0:
+        there = {name for (name,) in self.execute("SELECT name FROM sqlite_master")}
+        if found == 0 and tables <= there:
             self.execute(f"PRAGMA application_id = {own}")
         elif found != own:
             raise CorruptDataError(
@@ -109,18 +119,18 @@ class Database:
             self._close()
 
     def give_room_back(self) -> None:
-        """Gives the room of deleted rows back to the disk. If the disk is too full for that, later rows use it."""
+        """Gives the room of deleted rows back to the disk. If the disk is too full to do so, later rows fill this room."""
         with suppress(*NOT_STORED):
             [(num_pages,)] = self.execute("PRAGMA freelist_count")
             for _ in range(0, num_pages, _PAGES_AT_ONCE):
                 with self.lock, self._explained():
-                    # Python ends other statements without rows after their first step, which is one page here.
+                    # `execute` would run this for one step only, and a step frees one page.
                     self._connection.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
             self.execute("PRAGMA wal_checkpoint(PASSIVE)")
         self._keep_reserve()
 
     def free_reserve(self) -> bool:
-        """Makes some room on a full disk, for a change that makes more. Returns whether there was something to free."""
+        """Deletes the reserve, so that a change that frees more room can be made on a full disk. Returns whether there was a reserve."""
         with suppress(OSError):
             had_room = self._reserve.stat().st_size > 0
             self._reserve.unlink()
@@ -143,7 +153,7 @@ class Database:
                     self.free_reserve()
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs a statement, and returns the rows that it finds. Outside of a transaction, it is one by itself.
+        """Runs a statement, and returns the rows that it finds. Outside of a transaction, the statement is a transaction of its own.
 
         Raises:
             CorruptDataError: The file is damaged.
@@ -172,7 +182,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Stores what the statements of the block change, all of it or nothing. A block within another one belongs to its transaction.
+        """Stores what the statements of the block change, all of it or nothing. An inner block is a part of the transaction of the
+        outer block.
 
         If a statement failed in the block, and the block went on, its error is raised at the end.
 
@@ -224,7 +235,7 @@ class Database:
         return CorruptDataError(
             f"{self.path} is damaged ({problem}): stop the service. To save what can still be read, run `sqlite3 {file} .recover | sqlite3 "
             f"recovered.db` and `sqlite3 recovered.db 'PRAGMA user_version = {self._version}'`. Then remove {file}-wal and {file}-shm, and "
-            f"put recovered.db or an earlier copy in the place of {self.path.name}"
+            f"put recovered.db or an earlier copy in the place of {self.path.name}{self._remedy}"
         )
 
 
@@ -232,8 +243,8 @@ _PAGES_AT_ONCE = 1000
 """As many as SQLite writes before it moves them from its log into the file."""
 
 _RESERVE_BYTES = 1 << 19, 1 << 18
-"""Sizes of a file beside the database that is deleted on a full disk: the usual one, and one if there is no room for that. SQLite
-needs some room to begin, and to delete rows."""
+"""Sizes of the reserve, a file beside the database. When the disk is full, the reserve is deleted, because SQLite needs some room to
+open a file or to delete rows. If there is no room for the first size, the second one is used."""
 
 _SHORT_READ = 522
 """SQLITE_IOERR_SHORT_READ, https://www.sqlite.org/rescode.html. Python has a name for this number since 3.11."""

@@ -1,7 +1,8 @@
 """Tells the scheduler what this host has stored of a job."""
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -9,6 +10,8 @@ from collapipe.v1 import storage_pb2, storage_pb2_grpc
 from collapipe.weights.blob_store import JobStores
 
 _MOST_CHARACTERS = 1 << 20
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
+"""Who knows the digest of a blob may fetch it. So a client is told only its beginning, by which a person can compare blobs."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
             return
         with self._stores.using(request.job_id):
             for row in self._dump(request.job_id):
-                for part in row.parts():
+                for part in replace(row, text=_DIGEST.sub(r"\1...", row.text)).parts():
                     yield storage_pb2.DumpRowsResponse(
                         table=row.table, round_index=row.round_index, document_json=part
                     )

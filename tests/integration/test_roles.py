@@ -124,8 +124,9 @@ SERVERS = {
     "SchedulerService": "scheduler",
     "ControlUnitService": "control-unit-0",
     "EdgeServerService": "edge-server",
+    "StorageService": "edge-server",
 }
-"""Every other service is one of all stage hosts."""
+"""Every other service is one of all stage hosts, or of several kinds of hosts."""
 
 
 @pytest.mark.parametrize(

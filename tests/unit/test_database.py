@@ -183,8 +183,17 @@ def test_database_of_another_kind_of_service_is_refused(tmp_path: Path) -> None:
     open_database(path).close()
     with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
         Database(path, "edge server", 1, _SCHEMA)
+
+
+def test_database_of_an_older_version_belongs_to_the_service_that_has_its_tables(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.db"
+    open_database(path).close()
     with closing(sqlite3.connect(path)) as raw:
-        raw.execute("PRAGMA application_id = 0")  # as an older version left it
+        raw.execute("PRAGMA application_id = 0")
+    with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
+        Database(path, "edge server", 1, "CREATE TABLE last_commit (number INTEGER)")
     open_database(path).close()
     with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
         Database(path, "edge server", 1, _SCHEMA)

@@ -1,4 +1,4 @@
-"""Keeps how many rows each round of a job has used, in a database, so that a repeated round uses the same ones."""
+"""Keeps how many rows of data each round of a job has used, in a database, so that a repeated round uses the same ones."""
 
 import json
 from collections.abc import Iterator
@@ -21,25 +21,27 @@ _SCHEMA = """
     )
 """
 
-_REMEDY = "restore it, or delete it, and a repeated round takes the rows that it finds"
+_REMEDY = "restore it, or delete it: a repeated round then takes the rows that are there"
+_WITHOUT = ". Or put nothing there: a repeated round then takes the rows of data that are there"
 
 
 class RecordedRows:
-    """The numbers of rows of all jobs of a control unit.
+    """How many rows of data each round of each job has used.
 
-    `anew_since` is the number of a `Commit`: rounds that were recorded before the last return to an earlier commit do not count.
+    `anew_since` is the field of that name in `Commit`. Rounds that were recorded under another value do not count.
 
     Args:
         directory: The state directory of the control unit.
 
     Raises:
-        CorruptDataError: The database is damaged, or is one of another version. All methods raise this, too.
-        OSError: The disk is full, or does not work. All methods raise this, too.
+        CorruptDataError, OSError: What `Database` raises, here and in all methods.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._database = Database(directory / FILE_NAME, "control unit", _VERSION, _SCHEMA)
+        self._database = Database(
+            directory / FILE_NAME, "control unit", _VERSION, _SCHEMA, _WITHOUT
+        )
 
     def find(self, job_id: str, round_index: int, anew_since: int) -> int | None:
         """Returns the number of rows of a round; `None` if it is not recorded."""

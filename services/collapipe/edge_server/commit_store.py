@@ -30,7 +30,7 @@ _SCHEMA = """
     CREATE TABLE last_commit (job_id TEXT PRIMARY KEY REFERENCES job ON DELETE CASCADE, message BLOB NOT NULL)
 """
 
-_REMEDY = "start a new job, or put back copies of all services of an earlier time"
+REMEDY = "start a new job, or put back copies of all services that were made at the same time"
 
 _DIGEST = "^[0-9a-f]{64}$"
 
@@ -71,8 +71,7 @@ class CommitStore:
         directory: The state directory of the edge server.
 
     Raises:
-        CorruptDataError: The database is damaged, or is one of another version. All methods raise this, too.
-        OSError: The disk is full, or does not work. All methods raise this, too.
+        CorruptDataError, OSError: What `Database` raises, here and in all methods.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -98,16 +97,16 @@ class CommitStore:
 
     def delete(self, job_id: str) -> None:
         """Deletes what is stored of a job, if there is anything."""
+        self._database.delete("DELETE FROM job WHERE job_id = ?", job_id)
         with self._database.lock:
             self._heads.pop(job_id, None)
-            self._database.delete("DELETE FROM job WHERE job_id = ?", job_id)
 
     def has(self, job_id: str) -> bool:
         """Returns whether a job has a model and a commit."""
         return bool(self._rows("SELECT 1 FROM last_commit WHERE job_id = ?", job_id))
 
     def job(self, job_id: str) -> JobDocument:
-        """Returns the model of a job; raises `NotFoundError`."""
+        """Returns the document of a job: its model, and what is needed to average and export it. Raises `NotFoundError`."""
         text = self._found("SELECT document FROM job WHERE job_id = ?", job_id)
         with _named(f"{self._database.path}: the model of job {job_id}"):
             return _checked_job(decode_json(text), job_id)
@@ -127,12 +126,18 @@ class CommitStore:
         return head
 
     def dump(self, job_id: str) -> Iterator[DumpedRow]:
-        """Yields all that is stored of a job; raises `NotFoundError`."""
-        yield DumpedRow("job", None, self.job(job_id).model_dump_json())
-        commit = json_format.MessageToJson(
-            self.commit(job_id), preserving_proto_field_name=True, indent=None
-        )
-        yield DumpedRow("last_commit", None, commit)
+        """Yields all that is stored of a job. A damaged commit is told as the text of its error."""
+        for (document,) in self._rows("SELECT document FROM job WHERE job_id = ?", job_id):
+            yield DumpedRow("job", None, document)
+        if self.has(job_id):
+            try:
+                commit = self.commit(job_id)
+                text = json_format.MessageToJson(
+                    commit, preserving_proto_field_name=True, indent=None
+                )
+            except CorruptDataError as error:
+                text = str(error)
+            yield DumpedRow("last_commit", None, text)
 
     def _found(self, statement: str, job_id: str) -> Any:
         """Returns the value that a statement finds for a job."""
@@ -157,15 +162,18 @@ class CommitStore:
         )
         with self._database.lock:
             known = self._database.execute("SELECT 1 FROM last_commit WHERE job_id = ?", job_id)
-            found = None if known else read_document(commit_file, _REMEDY)
+            found = None if known else read_document(commit_file, REMEDY)
             if found is None:
                 return
             with _named(str(commit_file)):
                 commit = _checked_commit(message_from_json(found, plan_pb2.Commit), job_id)
             with _named(str(job_file)):
-                job = read_document(job_file, _REMEDY)
+                job = read_document(job_file, REMEDY)
                 if job is None:
-                    raise _DamagedError("it is missing")
+                    raise CorruptDataError(
+                        f"{job_file} is missing: put it back from a copy, or resume the job once with the version that wrote "
+                        f"{commit_file.name}"
+                    )
                 document = _checked_job({**job, "job_id": job.get("job_id") or job_id}, job_id)
             self.add(document, commit)
             keep_older(commit_file)
@@ -183,7 +191,7 @@ def _named(what: str) -> Iterator[None]:
         yield
     except (_DamagedError, ValueError, DecodeError, TypeError) as error:
         mistake = first_mistake(error) if isinstance(error, ValidationError) else str(error)
-        raise CorruptDataError(f"{what} is damaged ({mistake}): {_REMEDY}") from error
+        raise CorruptDataError(f"{what} is damaged ({mistake}): {REMEDY}") from error
 
 
 def _checked_job(document: Any, job_id: str) -> JobDocument:

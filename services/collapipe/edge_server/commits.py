@@ -1,4 +1,4 @@
-"""Decides how the commits of a job follow each other: each function takes the last commit, and returns another one."""
+"""Decides how the commits of a job follow each other, and which attempts may push to the next one."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def initial_commit(
         plan_pb2.ClusterState(cluster_index=index, units=units) for index in range(num_clusters)
     ]
     initial = plan_pb2.Commit(job_id=job_id, global_units=units, clusters=clusters)
-    initial.restore_point.CopyFrom(without_other_commits(initial))
+    initial.restore_point.CopyFrom(_without_other_commits(initial))
     return initial
 
 
@@ -154,7 +154,7 @@ def following(
         kept.CopyFrom(last.candidate)
     _set_history(commit, _kept_commits(last).values(), request)
     if request.is_candidate:
-        commit.candidate.CopyFrom(without_other_commits(commit))
+        commit.candidate.CopyFrom(_without_other_commits(commit))
     return commit
 
 
@@ -201,12 +201,12 @@ def going_to(last: plan_pb2.Commit, num_rounds: int, attempt: int) -> plan_pb2.C
         else:
             commit.anew_since = attempt
             # protobuf ends the process if a message is copied into its own field.
-            commit.restore_point.CopyFrom(without_other_commits(commit))
+            commit.restore_point.CopyFrom(_without_other_commits(commit))
     commit.history.extend(one for one in last.history if one.num_rounds < num_rounds)
     return commit
 
 
-def without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:
+def _without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:
     """Returns a commit without its restore point, its candidate and its history."""
     copied = plan_pb2.Commit()
     copied.CopyFrom(commit)
@@ -217,7 +217,7 @@ def without_other_commits(commit: plan_pb2.Commit) -> plan_pb2.Commit:
 
 def _for_history(commit: plan_pb2.Commit) -> plan_pb2.Commit:
     """Returns the part of a commit that stays when its optimizer states are gone."""
-    copied = without_other_commits(commit)
+    copied = _without_other_commits(commit)
     for cluster in copied.clusters:
         cluster.ClearField("units")
     return copied

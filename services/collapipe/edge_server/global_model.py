@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from torch import Tensor
 
 from collapipe.byte_sizes import say_bytes
-from collapipe.edge_server.commit_store import CommitStore, JobDocument, Model
+from collapipe.edge_server.commit_store import REMEDY, CommitStore, JobDocument, Model
 from collapipe.edge_server.commits import (
     began_with,
     check_is_next,
@@ -177,7 +177,7 @@ class GlobalModel:
             ]
         except (json_format.ParseError, AttributeError, TypeError) as error:
             raise CorruptDataError(
-                f"the findings of job {self._job_id} are damaged ({error}): start a new job"
+                f"the findings of job {self._job_id} are damaged ({error}): {REMEDY}"
             ) from error
 
     def _put_initial_units(

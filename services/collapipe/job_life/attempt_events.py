@@ -250,7 +250,7 @@ class MoveRestorePoint:
 
 @dataclass(frozen=True)
 class Done:
-    """The round is committed, or the evaluation is made."""
+    """End the round: it is committed, or the model is evaluated."""
 
 
 @dataclass(frozen=True)

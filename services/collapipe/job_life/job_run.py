@@ -1,4 +1,4 @@
-"""Decides what a job does from its start to its end: it looks for hosts, is prepared, runs rounds, and tries again after failures.
+"""Decides what a job does from its start to its end: it looks for hosts, sets them up, runs rounds, and tries again after failures.
 
 `step` takes what was observed, and returns the new state and what is to be done. `TRANSITIONS` has all cases. What happens within a
 round is decided in `attempt.py`. A cluster is named by its index in the job.
@@ -24,7 +24,7 @@ from collapipe.job_life.tries import (
 )
 
 _PATIENT_FAILURES = 4
-"""Attempts without a plan before a repeated round may be decided anew although devices are missing."""
+"""After more attempts without a plan than this, a repeated round may be decided anew, even if devices are missing."""
 
 
 class JobPhase(Enum):
@@ -33,7 +33,7 @@ class JobPhase(Enum):
     BETWEEN_ATTEMPTS = "an attempt is about to begin"
     LOOKING = "the job looks for hosts, or waits for some"
     PREPARING = "data are loaded, the model is made, and hosts are measured"
-    RUNNING = "a round runs"
+    RUNNING = "a round runs, or the final model is evaluated"
     ENDED = "the job has ended"
 
 
@@ -42,7 +42,8 @@ class JobState:
     """What a job remembers from one attempt to the next. Times are in seconds from any fixed start.
 
     Args:
-        wait_for_hosts_seconds: How long the job waits for hosts, unless it may try again for longer.
+        wait_for_hosts_seconds: How long the job waits for its first hosts. After a failure, `tries.limit_seconds` counts instead.
+            After a planned round, the longer of the two counts.
         num_without_plan: Attempts since the last commit for which no plan was possible.
         looks_since: When the job began to look for hosts.
         has_planned: Whether a round was planned before this attempt. Then fewer devices than at first will do.
@@ -81,7 +82,7 @@ class HostsSeen:
     Args:
         processes: The processes of the devices that can take part, by cluster and host id. `None` if the job cannot run with the hosts
             that are there.
-        lacks_devices: Whether devices are missing that the job asks for or has used before. They may soon be back.
+        lacks_devices: As `Failure.lacks_hosts`. The devices may soon be back.
         registered: Ids of the hosts that have registered since the scheduler was started.
         is_early: Whether the job began a moment ago. After a restart of the scheduler, hosts register again one by one.
     """
@@ -172,7 +173,7 @@ class WaitForHosts:
 
 @dataclass(frozen=True)
 class StopWaiting:
-    """The hosts that are missing did not come in time. Answer: `AttemptFailed`.
+    """Stop waiting, because missing hosts did not come in time. Answer: `AttemptFailed`.
 
     Args:
         waited_seconds: How long the job has waited.
@@ -185,7 +186,8 @@ class StopWaiting:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Let the clusters load their data and the edge server make the model, and measure the hosts. Answer: `Prepared`."""
+    """Let the clusters load their data and the edge server make the model, measure the hosts, and go to the commit from which the attempt
+    goes on. Answer: `Prepared`."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ Result = tuple[JobState, Action]
 
 
 def step(job: JobState, event: Event, now: float) -> Result:
-    """Returns the state after an event, and what is to be done. Any action may fail, which `AttemptFailed` says.
+    """Returns the state after an event, and what is to be done. If that fails, the next event is `AttemptFailed`.
 
     Args:
         now: Seconds from any fixed start.
@@ -246,7 +248,7 @@ def _seen(job: JobState, event: HostsSeen, now: float) -> Result:
         return _prepare(job, event.processes, lacks_devices=event.lacks_devices)
     if left >= 0:
         return job, WaitForHosts(left)
-    # The newcomers are not the reason.
+    # Hosts are missing, so no new device is to blame. Otherwise, `_failed` would refuse the new devices.
     devices = replace(job.devices, newcomers=frozenset())
     return replace(job, devices=devices), StopWaiting(waited, is_retry_limit)
 
@@ -255,7 +257,7 @@ def _prepare(
     job: JobState, processes: Mapping[int, Mapping[str, str]], *, lacks_devices: bool
 ) -> Result:
     all_processes = {id: process for of in processes.values() for id, process in of.items()}
-    # Devices that it has not used before are newcomers in its next round.
+    # Only the first devices of a job count as used from here on. Others are newcomers until the next commit.
     used = {} if job.devices.used else {index: list(of) for index, of in processes.items()}
     preparing = replace(
         job,

@@ -32,17 +32,18 @@ class Hangs:
 
 @dataclass(frozen=True)
 class StageProgress:
-    """What the stages of one cluster do in an attempt at a round. Times are in seconds from any fixed start.
+    """What the stages of one cluster do while a round runs. Times are in seconds from any fixed start.
 
     Args:
         silence_seconds: How long nothing may change while all stages wait.
         predicted_step_seconds: The predicted time of a training step; 0 without a prediction.
-        changed_at: When anything changed last, or not all stages waited.
-        moved_at: When bytes arrived last, or no stage computed.
+        changed_at: The last time at which something had changed, a stage computed, or no micro-batch was under way.
+        moved_at: The last time at which bytes had arrived, or no stage computed.
         is_working: Whether micro-batches are under way.
-        waits: What each host waits for, by host id. Empty for a host that computes.
+        waits: What each host waits for, by host id. The text is empty if the host computes.
         received_bytes: Bytes that have arrived over all links, so that a slow link counts as progress.
-        step_began_at: `None` before the first training step: an evaluation may take any time.
+        step_began_at: When the present training step began; `None` before the first one. An evaluation comes before it, and may
+            take any time.
         longest_step_seconds: `None` before a step has ended.
     """
 
@@ -79,7 +80,7 @@ class StageProgress:
         return self.computed_seconds(now) > _SLOW_SHARE * self.limit_seconds
 
     def trouble(self, now: float) -> Stalled | Hangs | None:
-        """Returns why the attempt has to end; `None` if it need not."""
+        """Returns why the round has to end; `None` if it need not."""
         if now - self.changed_at > self.silence_seconds:
             return Stalled()
         if self.computed_seconds(now) > self.limit_seconds:
@@ -88,7 +89,7 @@ class StageProgress:
 
 
 def begin(silence_seconds: float, predicted_step_seconds: float, now: float) -> StageProgress:
-    """Returns the state at the beginning of an attempt."""
+    """Returns the state when a round begins."""
     return StageProgress(silence_seconds, predicted_step_seconds, changed_at=now, moved_at=now)
 
 

@@ -25,13 +25,8 @@ from collapipe.errors import CollapipeError, InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig, divisors
 from collapipe.scheduler.estimate_documents import Change, Estimate, Request
 from collapipe.scheduler.estimated_round import estimate_clusters
-from collapipe.scheduler.host_registry import (
-    CONTROL_UNIT,
-    DEVICE_AGENT,
-    EDGE_SERVER,
-    ClusterHosts,
-    JobHosts,
-)
+from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
+from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
 from collapipe.scheduler.job_warnings import few_rows, find_passes, long_warm_up, random_base
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs

@@ -1,6 +1,6 @@
 """Collects what the edge server and the control units have stored of a job."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from collapipe.errors import CollapipeError, PeerLostError
 from collapipe.rpc import ChannelPool, within_silence
@@ -11,8 +11,9 @@ _SILENCE_SECONDS = 10.0
 _TABLES = {("job", False), ("last_commit", False), ("round", True)}
 """The tables of hosts, and whether their rows are about a round."""
 _MOST_BYTES = 1 << 26
+"""Most bytes of a host. Without a limit, its answer could go on for ever. A commit of 1,000 clusters has 10 MB."""
 _ROW_BYTES = 100
-"""Counted for each part of a row. A commit of 1,000 clusters has 10 MB. Otherwise the answer of a host could go on for ever."""
+"""This is added for each message, so that empty messages count, too."""
 _MOST_SECONDS = 60.0
 
 Message = scheduler_pb2.DumpJobResponse
@@ -21,26 +22,29 @@ Message = scheduler_pb2.DumpJobResponse
 def collect_rows(
     job_id: str,
     clusters: Iterable[int] | None,
-    hosts: Iterable[scheduler_pb2.HostStatus],
+    hosts: Sequence[scheduler_pb2.HostStatus],
     channels: ChannelPool,
 ) -> Iterator[Message]:
-    """Yields the rows of the edge server and of the control units of some clusters. A host that does not send its own gets a message
-    that says why.
+    """Yields the rows of the edge server and of the control units of some clusters. If a host does not send its rows, a message with
+    the reason is yielded in their place.
 
     Args:
         clusters: Clusters of the deployment; `None` for all.
         hosts: All hosts that have registered.
     """
-    wanted = None if clusters is None else set(clusters)
-    for status in hosts:
-        host = status.host
-        is_wanted = wanted is None or host.cluster_index in wanted
-        if host.role != EDGE_SERVER and not (host.role == CONTROL_UNIT and is_wanted):
+    units = {each.host.cluster_index: each for each in hosts if each.host.role == CONTROL_UNIT}
+    wanted = {"the edge server": next((h for h in hosts if h.host.role == EDGE_SERVER), None)}
+    for cluster in sorted(units if clusters is None else clusters):
+        wanted[f"the control unit of cluster {cluster}"] = units.get(cluster)
+    for name, status in wanted.items():
+        if status is None:
+            unknown = f"{name} has not registered since the scheduler was started: start it"
+            yield Message(host_id=name, missing=unknown)
             continue
         try:
             yield from _rows_of_host(job_id, status, channels)
         except CollapipeError as error:
-            yield Message(host_id=host.host_id, missing=str(error))
+            yield Message(host_id=status.host.host_id, missing=str(error))
 
 
 def _rows_of_host(
@@ -48,7 +52,10 @@ def _rows_of_host(
 ) -> Iterator[Message]:
     host_id = status.host.host_id
     if not status.alive:
-        raise PeerLostError(host_id, f"{host_id} sends no heartbeats: start it again")
+        why = status.suspicion or "it sends no heartbeats"
+        raise PeerLostError(
+            host_id, f"{host_id} is not asked, because {why}: look at its log, or start it again"
+        )
     stub = storage_pb2_grpc.StorageServiceStub(channels.channel(status.host.address))
     answers = within_silence(
         stub.DumpRows(storage_pb2.DumpRowsRequest(job_id=job_id), timeout=_MOST_SECONDS),

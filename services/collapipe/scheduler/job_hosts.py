@@ -12,9 +12,7 @@ from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
     EDGE_SERVER,
-    ClusterHosts,
     HostRegistry,
-    JobHosts,
 )
 from collapipe.v1 import scheduler_pb2
 
@@ -32,14 +30,47 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class ClusterHosts:
+    """The hosts of one cluster that take part in a job; devices are in registration order."""
+
+    control_unit: scheduler_pb2.Host
+    devices: tuple[scheduler_pb2.Host, ...]
+
+    @property
+    def host_cluster(self) -> int:
+        """The cluster of the deployment."""
+        return self.control_unit.cluster_index
+
+
+@dataclass(frozen=True)
+class JobHosts:
+    """The hosts that take part in a job."""
+
+    edge_server: scheduler_pb2.Host
+    clusters: tuple[ClusterHosts, ...]
+
+    @property
+    def devices(self) -> list[scheduler_pb2.Host]:
+        """The devices of all clusters."""
+        return [device for cluster in self.clusters for device in cluster.devices]
+
+    @property
+    def by_id(self) -> dict[str, scheduler_pb2.Host]:
+        """All hosts of the job, by host id."""
+        hosts = [self.edge_server, *(c.control_unit for c in self.clusters), *self.devices]
+        return {host.host_id: host for host in hosts}
+
+
+@dataclass(frozen=True)
 class Choice:
-    """The hosts of a job among those that were there when it looked.
+    """The hosts of a job, chosen among those that sent heartbeats when it looked.
 
     Args:
         devices: What the job knows of devices after the look.
         hosts: `None` if the job cannot run with those that are there.
         missing: What it asks for beyond them.
-        left_out: Why devices that send heartbeats do not take part, by host id. An empty text stands for suspicion by others.
+        left_out: Why devices that send heartbeats do not take part, by host id. The text is empty for a suspect: its suspicion was
+            told already.
     """
 
     devices: JobDevices
@@ -57,12 +88,12 @@ def choose(
     *,
     fewer: bool,
 ) -> Choice:
-    """Chooses among the living hosts.
+    """Chooses among the hosts that send heartbeats.
 
     Args:
         devices: What the job knows of devices.
         num_rounds: The most rounds that the job has ever committed.
-        preferred, fewer: As in `choose_hosts`.
+        preferred, fewer: As in `choose_hosts`. With the strategy `manual`, a job needs all its devices.
     """
     present = registry.alive()
     trusted = {host.host_id for host in registry.alive(suspects=False)}
@@ -84,13 +115,13 @@ def choose(
     hosts: JobHosts | None
     missing: Sequence[str | Gap]
     hosts, missing = choose_hosts(alive, job, preferred=preferred, fewer=fewer and not is_manual)
-    if hosts is not None and is_manual and (lost := lacking(job, devices, hosts, missing)):
+    if hosts is not None and is_manual and (lost := lacking_hosts(job, devices, hosts, missing)):
         hosts, missing = None, lost
     reasons = {host_id: _say_left_out(why) for host_id, why in left_out.items()}
     return Choice(devices, hosts, missing, reasons)
 
 
-def lacking(
+def lacking_hosts(
     job: JobConfig, devices: JobDevices, hosts: JobHosts, missing: Sequence[str | Gap]
 ) -> list[str | Gap]:
     """Returns the ids of missing devices that the job used before and has room for. If there are none, returns what the job file asks
@@ -149,7 +180,7 @@ def choose_hosts(
 
 
 def _say_left_out(reason: LeftOut) -> str:
-    """Says why a device does not take part. The text is empty if others suspect it: they have said why."""
+    """Says why a device does not take part, as `Choice.left_out` does."""
     match reason.why:
         case Why.RESTARTS:
             return (

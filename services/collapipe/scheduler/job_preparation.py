@@ -31,7 +31,7 @@ from collapipe.rpc import ChannelPool, impossible_value
 from collapipe.rpc.finding_messages import from_message, harmless
 from collapipe.rpc.options import MAX_MESSAGE_BYTES
 from collapipe.scheduler.host_calls import HostCalls, told_by
-from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_warnings import find_passes
 from collapipe.scheduler.round_problem import ModelSizes

@@ -25,14 +25,9 @@ from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.failures import failure_of, say_end
 from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.host_registry import (
-    SILENCE_SECONDS,
-    HostRegistry,
-    JobHosts,
-    timestamp_after,
-)
+from collapipe.scheduler.host_registry import SILENCE_SECONDS, HostRegistry, timestamp_after
 from collapipe.scheduler.job_documents import JobDocument
-from collapipe.scheduler.job_hosts import Choice, Gap, choose, lacking
+from collapipe.scheduler.job_hosts import Choice, Gap, JobHosts, choose, lacking_hosts
 from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
@@ -80,7 +75,7 @@ class JobRunner:
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
         self._choice = Choice(self._state.devices)
-        """What the job found when it looked for hosts last."""
+        """What the last look for hosts has found."""
         self._told_waiting = ""
         """The hosts for which the job has said that it waits."""
         self._rounds: RoundRunner | None = None
@@ -95,7 +90,7 @@ class JobRunner:
         self._failure = ""
         """Why the last attempt failed, until a round is committed."""
         self._cause = ""
-        """Why the last attempt failed that did not only wait for hosts in vain."""
+        """Why the last attempt failed. Attempts that only waited for hosts in vain are skipped."""
         self._reusable: Reusable | None = None
         self._created = time.monotonic()
         self._is_cancelled = False
@@ -129,7 +124,8 @@ class JobRunner:
         )
 
     def run(self) -> None:
-        """Runs the job until it ends or `stop` is called. The document then holds the outcome, or the job is queued again."""
+        """Runs the job until it ends or `stop` is called. When it has ended, its document has the outcome. After `stop`, it is
+        queued again."""
         try:
             self._run_attempts()
             self._progress.end(scheduler_pb2.JOB_STATE_SUCCEEDED, self._why_early())
@@ -192,7 +188,7 @@ class JobRunner:
         self._events.close()
 
     def stop(self) -> None:
-        """Ends this attempt, so that the next process of the scheduler goes on with the job, unless it was cancelled."""
+        """Ends this attempt. The next process of the scheduler goes on with the job. A cancelled job stays cancelled."""
         self._calls.cancel(
             "the scheduler was stopped: the job goes on when the scheduler runs again"
         )
@@ -387,7 +383,7 @@ class JobRunner:
         hosts = self._choice.hosts
         if hosts is None:
             return job_run.HostsSeen(None)
-        self._lacking = lacking(self._job, self._state.devices, hosts, self._choice.missing)
+        self._lacking = lacking_hosts(self._job, self._state.devices, hosts, self._choice.missing)
         if not self._state.devices.used:
             self._taking_part = set(hosts.by_id)
         return job_run.HostsSeen(
@@ -454,8 +450,8 @@ class JobRunner:
         self._state = replace(self._state, devices=devices)
 
     def _run_round(self, rounds: RoundRunner, planner: Planner, local_steps: int) -> None:
-        """Runs a round, or an evaluation if there are no local steps. Waits for devices without which no plan is possible, if they
-        are being measured.
+        """Runs a round, or an evaluation if there are no local steps. If no plan is possible, and some devices are still being
+        measured, it waits for them.
 
         Raises:
             CollapipeError: The round failed.
@@ -484,13 +480,13 @@ class JobRunner:
                 metrics.PLANS_INFEASIBLE.inc()
 
     def _begin_round(self, rounds: RoundRunner, planner: Planner) -> None:
-        """Adds devices that are new or have returned, and removes lost ones that hold no state of the last commit.
+        """Adds devices that are new or back. Removes lost devices, unless they hold a state of the last commit.
 
         Raises:
-            PeerLostError: A host is gone that has what the next round needs.
+            PeerLostError: A host that the next round needs is gone.
             WrongStateError: Such a host was restarted.
         """
-        # That another job has blamed a host does not end this attempt.
+        # These have suspects, too: if another job blames a host, this attempt goes on.
         before, now = planner.hosts, {host.host_id: host for host in self._registry.heard()}
         units = [cluster.control_unit.host_id for cluster in before.clusters]
         needed = {id: before.by_id[id].incarnation for id in (before.edge_server.host_id, *units)}
@@ -511,7 +507,7 @@ class JobRunner:
                 self._progress.jobs.save_planner_state(self.job_id, planner.state())
             planner.take_hosts(hosts)
             missing = self._choice.missing
-            self._lacking = lacking(self._job, self._state.devices, planner.hosts, missing)
+            self._lacking = lacking_hosts(self._job, self._state.devices, planner.hosts, missing)
             changed = self._taking_part ^ planner.hosts.by_id.keys()
             if self._taking_part and changed:
                 self._progress.tell(
@@ -532,8 +528,8 @@ class JobRunner:
         self._say(scheduler_pb2.JOB_STATE_RUNNING, repeats)
 
     def _unreachable_among(self, devices: Iterable[scheduler_pb2.Host]) -> list[str]:
-        """Returns the ids of devices that others could not reach, once for each time. Some link of theirs may still be cut, unless
-        they were restarted."""
+        """Returns which of these devices others could not reach, because a link to them may still be cut. Each failure is reported
+        once. A device that has restarted since is not reported."""
         changed, blamed = job_devices.forgive(self._state.devices, _processes(devices))
         self._take(changed)
         return blamed
@@ -546,7 +542,7 @@ class JobRunner:
         Returns the missing hosts.
 
         Args:
-            awaited: What the job waits for. Without it, the job goes on without `_lacking`.
+            awaited: What the job waits for. `None` if it does not wait, but goes on without the hosts in `_lacking`.
             waits_seconds: How long it still waits.
         """
         used = self._taking_part | self._state.devices.all_used

@@ -28,7 +28,7 @@ from collapipe.scheduler.decisions import (
     num_moved_blocks,
 )
 from collapipe.scheduler.host_calls import start_detached
-from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge
 from collapipe.scheduler.plan_messages import to_messages
 from collapipe.scheduler.planner_state import PlannerState

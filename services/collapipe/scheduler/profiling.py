@@ -14,7 +14,7 @@ from collapipe.errors import CancelledError, CollapipeError, PeerLostError
 from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool, impossible_value
 from collapipe.scheduler.decisions import hosts_of, link_shares
-from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.round_problem import blocks_beyond_devices, link_pairs
 from collapipe.v1 import (

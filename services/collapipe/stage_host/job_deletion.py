@@ -38,7 +38,11 @@ class JobDeletion:
                 logger.warning("job %r cannot be deleted: %s", job_id, error)
             except (CollapipeError, OSError) as error:
                 if self._told.get(job_id) != str(error):
-                    logger.warning("job %s stays here until this works: %s", job_id, error)
+                    logger.warning(
+                        "job %s cannot be deleted yet, and each heartbeat tries it again: %s",
+                        job_id,
+                        error,
+                    )
                 self._told[job_id] = str(error)
                 continue
             self._told.pop(job_id, None)

@@ -47,7 +47,7 @@ class StorageServiceServicer(object):
     """
 
     def DumpRows(self, request, context):
-        """Streams all rows of a job. Weights and optimizer states are files, which this does not send.
+        """Streams all rows of a job, with only the beginnings of digests. Weights and optimizer states are files, which this does not send.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -61,7 +61,7 @@ class StorageServiceStub(typing.Generic[_StorageServiceDumpRowsType]):
     ], channel: grpc.aio.Channel) -> None: ...
 
     DumpRows: _StorageServiceDumpRowsType
-    """Streams all rows of a job. Weights and optimizer states are files, which this does not send."""
+    """Streams all rows of a job, with only the beginnings of digests. Weights and optimizer states are files, which this does not send."""
 
 StorageServiceAsyncStub: typing_extensions.TypeAlias = StorageServiceStub[
     grpc.aio.UnaryStreamMultiCallable[
@@ -79,6 +79,6 @@ class StorageServiceServicer(metaclass=abc.ABCMeta):
         request: collapipe.v1.storage_pb2.DumpRowsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[collapipe.v1.storage_pb2.DumpRowsResponse], collections.abc.AsyncIterator[collapipe.v1.storage_pb2.DumpRowsResponse]]:
-        """Streams all rows of a job. Weights and optimizer states are files, which this does not send."""
+        """Streams all rows of a job, with only the beginnings of digests. Weights and optimizer states are files, which this does not send."""
 
 def add_StorageServiceServicer_to_server(servicer: StorageServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -217,7 +217,7 @@ class JobStores:
                 self._uses += Counter()  # Forgets jobs that nobody uses.
 
     def delete_job(self, job_id: str) -> bool:
-        """Deletes the directory of a job, unless it is in use. Returns whether the job has none now.
+        """Deletes the directory of a job and what else is stored of it, unless it is in use. Returns whether all is gone.
 
         Raises:
             InvalidInputError: The name is no safe path.
@@ -238,7 +238,7 @@ class JobStores:
             shutil.rmtree(doomed)
             logger.info("deleted %s, because the scheduler has deleted its job", directory)
         with self._lock:
-            if job_id in self._uses:
+            if job_id in self._uses or directory.exists():
                 return False
         self._forget(job_id)
         return True

@@ -13,12 +13,8 @@ from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.host_registry import (
-    CONTROL_UNIT,
-    EDGE_SERVER,
-    ClusterHosts,
-    JobHosts,
-)
+from collapipe.scheduler.host_registry import CONTROL_UNIT, EDGE_SERVER
+from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
 from collapipe.scheduler.job_preparation import JobPreparation
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore

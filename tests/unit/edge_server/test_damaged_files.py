@@ -65,9 +65,15 @@ def test_damaged_commit_is_named(edge: Edge) -> None:
         except NotFoundError as error:  # The digest of a blob has changed into another one.
             assert "blob" in str(error)
     assert num_refused > 50
+    dumped = {row.table: row.text for row in edge.commits.dump("job")}
+    assert "is damaged" in dumped["last_commit"] and '"family"' in dumped["job"]
     write_message(edge.state, "job", message)
     assert edge.model.commit() == committed
     use(edge)
+    rows = list(edge.commits.dump("job"))
+    assert [row.table for row in rows] == ["job", "last_commit"]
+    assert json_format.Parse(rows[1].text, Commit()) == committed
+    assert list(edge.commits.dump("unknown")) == []
 
 
 def test_rows_of_another_job_are_refused(edge: Edge) -> None:

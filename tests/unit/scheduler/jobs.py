@@ -11,13 +11,8 @@ from collapipe.job import JobConfig
 from collapipe.rpc import Security, serve
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
-from collapipe.scheduler.host_registry import (
-    CONTROL_UNIT,
-    DEVICE_AGENT,
-    EDGE_SERVER,
-    ClusterHosts,
-    JobHosts,
-)
+from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
+from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.planner_state import PlannerState

@@ -17,9 +17,8 @@ from collapipe.scheduler.host_registry import (
     EDGE_SERVER,
     SILENCE_SECONDS,
     HostRegistry,
-    JobHosts,
 )
-from collapipe.scheduler.job_hosts import Gap, choose_hosts
+from collapipe.scheduler.job_hosts import Gap, JobHosts, choose_hosts
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.v1.scheduler_pb2 import Host, IncidentCode, MissingHost
 

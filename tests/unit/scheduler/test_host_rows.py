@@ -72,6 +72,26 @@ def test_rows_come_from_the_edge_server_and_the_control_units_of_the_job(
     assert missing.host_id == f"{CONTROL_UNIT}-0" and "start it again" in missing.missing
 
 
+def test_hosts_that_have_not_registered_are_named(
+    collect: Callable[..., list[DumpJobResponse]],
+) -> None:
+    found = collect(lambda job_id: iter(()), (CONTROL_UNIT, 1, True))
+    assert [each.host_id for each in found] == [
+        "the edge server",
+        "the control unit of cluster 0",
+    ]
+    assert all("start it" in each.missing for each in found)
+
+
+def test_clients_get_only_the_beginnings_of_digests(
+    collect: Callable[..., list[DumpJobResponse]],
+) -> None:
+    digest = "0123456789abcdef" * 4
+    rows = [DumpedRow("job", None, f'{{"digest": "{digest}", "other": "{digest}0"}}')]
+    row, _ = collect(lambda job_id: iter(rows), (EDGE_SERVER, 0, True))
+    assert row.document_json == f'{{"digest": "0123456789ab...", "other": "{digest}0"}}'
+
+
 def test_large_rows_come_in_parts_and_a_damaged_one_is_named(
     collect: Callable[..., list[DumpJobResponse]],
 ) -> None:
@@ -79,7 +99,7 @@ def test_large_rows_come_in_parts_and_a_damaged_one_is_named(
         yield ROW
         raise CorruptDataError("the last commit is damaged")
 
-    *parts, missing = collect(dump, (EDGE_SERVER, 0, True))
+    *parts, missing, _ = collect(dump, (EDGE_SERVER, 0, True))
     assert len(parts) == 3 and "".join(part.document_json for part in parts) == ROW.text
     assert not any(part.HasField("round_index") for part in parts)
     assert "the last commit is damaged" in missing.missing
@@ -94,7 +114,7 @@ def test_host_that_sends_without_an_end_is_named(
         while True:
             yield ROW
 
-    *parts, missing = collect(dump, (EDGE_SERVER, 0, True))
+    *parts, missing, _ = collect(dump, (EDGE_SERVER, 0, True))
     assert len(parts) < 40 and "over the limit" in missing.missing
 
 
@@ -107,7 +127,7 @@ def test_host_that_sends_nothing_without_an_end_is_named(
         while True:
             yield DumpedRow("job", None, "")
 
-    *parts, missing = collect(dump, (EDGE_SERVER, 0, True))
+    *parts, missing, _ = collect(dump, (EDGE_SERVER, 0, True))
     assert len(parts) <= 100 and "over the limit" in missing.missing
 
 
@@ -118,7 +138,7 @@ def test_row_of_another_table_is_refused(
     def dump(job_id: str) -> Iterator[DumpedRow]:
         yield DumpedRow(table, round_index, "{}")
 
-    [refused] = collect(dump, (EDGE_SERVER, 0, True))
+    refused, _ = collect(dump, (EDGE_SERVER, 0, True))
     assert table in refused.missing
 
 

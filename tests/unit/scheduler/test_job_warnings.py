@@ -25,7 +25,7 @@ from collapipe.job import JobConfig
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_preparation import JobPreparation, describe_data
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore

@@ -17,9 +17,9 @@ from collapipe.scheduler.host_registry import (
     EDGE_SERVER,
     SILENCE_SECONDS,
     HostRegistry,
-    JobHosts,
 )
 from collapipe.scheduler.job_documents import JobDocument, RoundDocument
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web import job_values, snapshot

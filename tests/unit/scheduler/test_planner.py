@@ -16,8 +16,8 @@ from collapipe.errors import InfeasibleError, InvalidInputError, PeerLostError
 from collapipe.job import JobConfig
 from collapipe.scheduler.decisions import RoundDecision, hosts_of
 from collapipe.scheduler.explanation import explain
-from collapipe.scheduler.host_registry import JobHosts
 from collapipe.scheduler.job_documents import JobDocument
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.plan_messages import replay

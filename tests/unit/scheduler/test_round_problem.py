@@ -16,7 +16,7 @@ from collapipe.allocation.round_model.weights_transfer import moved_states
 from collapipe.job import AveragingConfig, JobConfig
 from collapipe.radio_rate import radio_rate_bps
 from collapipe.scheduler.decisions import Question, RoundDecision, decide
-from collapipe.scheduler.host_registry import JobHosts
+from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.plan_messages import equal_plan, to_messages, with_addresses
