@@ -19,7 +19,6 @@ The exit status is 1 in each of these cases:
 import argparse
 import hashlib
 import itertools
-import json
 import math
 import sys
 import tempfile
@@ -34,7 +33,6 @@ from typing import Any
 
 import grpc
 import torch
-from google.protobuf import json_format
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 from prometheus_client.parser import text_string_to_metric_families
@@ -55,7 +53,7 @@ from fuzzing import (  # noqa: E402
 )
 from integration.secured import SecuredDeployment, collapipe  # noqa: E402
 from reference.tiny_jobs import make_job  # noqa: E402
-from stored_jobs import StoredRow  # noqa: E402
+from stored_jobs import StoredRow, stored_commit  # noqa: E402
 from unit.rpc.authorities import Authority  # noqa: E402
 from unit.rpc.serving import CallContext  # noqa: E402
 
@@ -107,6 +105,7 @@ SERVERS = {
     "SchedulerService": "scheduler",
     "ControlUnitService": "control-unit-0",
     "EdgeServerService": "edge-server",
+    "StorageService": "edge-server",
     "EnrollmentService": "authority",
 }
 """Services that all stage hosts offer are called at device-0-1."""
@@ -294,10 +293,10 @@ class Grants:
         self._deployment = deployment
         self._sample = sample
         self._spec = job_pb2.JobSpec(job_id=sample_id, config_json=sample.to_json())
-        directory = deployment.folder / "state" / "edge-server" / "jobs" / sample_id
-        documents = [json.loads((directory / f"{n}.json").read_text()) for n in ("job", "commit")]
-        self._model = plan_pb2.ModelSpec(**documents[0]["model"])
-        self._commit = json_format.ParseDict(documents[1], plan_pb2.Commit())
+        edge_server = deployment.folder / "state" / "edge-server"
+        model = StoredRow(edge_server, "job", sample_id).read()["model"]
+        self._model = plan_pb2.ModelSpec(**model)
+        self._commit = stored_commit(edge_server, sample_id)
         stored = StoredRow(deployment.folder / "scheduler-state", "job", sample_id)
         self._document = JobDocument.model_validate_json(stored.read_text())
         self._numbers = itertools.count(100)

@@ -52,7 +52,7 @@ def run(directory: Path, rounds: int, *, resume: bool) -> list[RoundDecision]:
 
 
 def stored_knowledge(directory: Path) -> dict[str, Any]:
-    (path,) = directory.rglob(FILE_NAME)
+    (path,) = directory.rglob(f"scheduler/{FILE_NAME}")
     [job_id] = stored_ids(path.parent)
     document: dict[str, Any] = StoredRow(path.parent, "planner", job_id).read()
     return document

@@ -106,22 +106,9 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         request.owner,
                         refuse_if_unwanted,
                     )
-                    spec, num_blocks = model.model_spec()
-                    commit = model.commit()
                     if request.host_clusters:
                         self._expect_pushes(job_id, frozenset(request.host_clusters))
-                    adapter = adapter_for(spec.family, spec.task, spec.config_json)
-                    answer = edge_server_pb2.PrepareJobResponse(
-                        commit=commit,
-                        model=spec,
-                        num_blocks=num_blocks,
-                        hidden_size=adapter.config.hidden_size,
-                        unit_bytes=model.unit_bytes(),
-                        frozen_bytes=model.frozen_bytes(),
-                        frozen_memory_share=adapter.frozen_memory_share,
-                        stored_bytes=model.stored_bytes(),
-                        findings=model.findings(),
-                    )
+                    answer = _prepared(model)
             emit(answer)
 
         yield from work_with_signs_of_life(
@@ -295,6 +282,23 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
             )
         store = self._stores.store(job_id)
         return GlobalModel(directory, self._commits, store, self._resources.frozen)
+
+
+def _prepared(model: GlobalModel) -> edge_server_pb2.PrepareJobResponse:
+    """Returns what the scheduler needs to know of the model of a job."""
+    spec, num_blocks = model.model_spec()
+    adapter = adapter_for(spec.family, spec.task, spec.config_json)
+    return edge_server_pb2.PrepareJobResponse(
+        commit=model.commit(),
+        model=spec,
+        num_blocks=num_blocks,
+        hidden_size=adapter.config.hidden_size,
+        unit_bytes=model.unit_bytes(),
+        frozen_bytes=model.frozen_bytes(),
+        frozen_memory_share=adapter.frozen_memory_share,
+        stored_bytes=model.stored_bytes(),
+        findings=model.findings(),
+    )
 
 
 def _unmasking(request: edge_server_pb2.CommitRoundRequest) -> Unmasking | None:

@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -107,6 +107,79 @@ def _upload_codecs(job: JobConfig) -> tuple[UploadCodecName, ...]:
     return codecs if job.schedule.strategy == "dssra" else codecs[:1]
 
 
+@dataclass(frozen=True)
+class _Round:
+    """What the problems of all clusters of a round need.
+
+    Args:
+        previous, earlier: As in `build_problem`.
+        edge_server: The edge server as `describe` describes it.
+        describe: Describes a host, from it and the time of a block if nobody has profiled it.
+    """
+
+    job: JobConfig
+    hosts: JobHosts
+    knowledge: Knowledge
+    previous: RoundPlan
+    earlier: Sequence[plan_pb2.Plan]
+    cost: ModelCost
+    edge_server: Host
+    describe: Callable[..., Host]
+
+
+def _cluster_problem(of_round: _Round, index: int) -> ClusterProblem:
+    """Builds the part of a cluster."""
+    job, knowledge = of_round.job, of_round.knowledge
+    hosts, edge_server = of_round.hosts.clusters[index], of_round.edge_server
+    options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
+    slices = _slice_options(job)
+    if of_round.earlier:
+        earlier = of_round.earlier[index]
+        options = (earlier.num_micro_batches,)
+        kept = earlier.upload_codec or "fp32"
+        upload_codecs = tuple(name for name in job.training.upload_codecs if name == kept)
+        recorded = earlier.num_slices or 1
+        slices = (recorded,) if recorded in job.schedule.sequence_slices else slices
+    links = _links(hosts, of_round.hosts.edge_server, knowledge)
+    shared = _shared_channel(job, links)
+    before = of_round.previous[index] if of_round.previous else None
+    # Before the first round, all hosts may get equally much.
+    overlap = 1.0 + len(hosts.devices)
+    if before is not None:
+        overlap = push_overlap(of_round.cost, links, edge_server.host_id, before)
+    with_rates = partial(
+        _with_weights_rates,
+        edge_server=edge_server,
+        links=links,
+        knowledge=knowledge,
+        overlap=overlap,
+        channel=math.inf if shared is None else shared,
+    )
+    guessed = _fastest_sample_seconds(hosts, knowledge)
+    return ClusterProblem(
+        control_unit=with_rates(of_round.describe(hosts.control_unit, guessed)),
+        devices=tuple(with_rates(of_round.describe(device)) for device in hosts.devices),
+        edge_server=edge_server,
+        links=links,
+        micro_batch_options=options,
+        channel=None if shared is None else f"cluster {index}",
+        previous=before,
+        step_seconds=knowledge.step_seconds.get(index, 0.0),
+        upload_codecs=upload_codecs or _upload_codecs(job),
+        slice_options=slices,
+        weight=1 / len(of_round.hosts.clusters),
+    )
+
+
+def _shared_channel(
+    job: JobConfig, links: Mapping[tuple[str, str], WiredLink | RadioLink]
+) -> float | None:
+    """Returns what the hosts of a cluster share: hertz with radio links, else bits per second. `None` if they share nothing."""
+    if any(isinstance(link, RadioLink) for link in links.values()):
+        return job.schedule.channel_bandwidth_hz or NOMINAL_BANDWIDTH_HZ
+    return job.schedule.channel_rate_bps
+
+
 def build_problem(
     job: JobConfig,
     model: ModelSizes,
@@ -128,67 +201,23 @@ def build_problem(
     """
     schedule = job.schedule
     on_control_units, on_edge_server = blocks_beyond_devices(job, hosts)
-    channels: dict[str, float] = {}
     cost = _model_cost(job, model, knowledge)
-    fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
     # Looking at all links for each of 1,000 hosts would take seconds.
     any_radio = any(link.gain is not None for link in knowledge.links.values())
-    described = partial(_host, job, knowledge, any_radio=any_radio)
-    edge_server = described(hosts.edge_server, fastest)
-    clusters = []
-    for index, cluster in enumerate(hosts.clusters):
-        options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
-        slices = _slice_options(job)
-        if earlier:
-            options = (earlier[index].num_micro_batches,)
-            kept = earlier[index].upload_codec or "fp32"
-            upload_codecs = tuple(name for name in job.training.upload_codecs if name == kept)
-            recorded = earlier[index].num_slices or 1
-            slices = (recorded,) if recorded in job.schedule.sequence_slices else slices
-        links = _links(cluster, hosts.edge_server, knowledge)
-        on_radio = any(isinstance(link, RadioLink) for link in links.values())
-        shared = schedule.channel_rate_bps
-        if on_radio:
-            shared = schedule.channel_bandwidth_hz or NOMINAL_BANDWIDTH_HZ
-        channel = None
-        if shared is not None:
-            channel = f"cluster {index}"
-            channels[channel] = shared
-        fastest = _fastest_sample_seconds(cluster, knowledge)
-        before = previous[index] if previous else None
-        # Before the first round, all hosts may get equally much.
-        overlap = 1.0 + len(cluster.devices)
-        if before is not None:
-            overlap = push_overlap(cost, links, edge_server.host_id, before)
-        with_rates = partial(
-            _with_weights_rates,
-            edge_server=edge_server,
-            links=links,
-            knowledge=knowledge,
-            overlap=overlap,
-            channel=math.inf if shared is None else shared,
-        )
-        clusters.append(
-            ClusterProblem(
-                control_unit=with_rates(described(cluster.control_unit, fastest)),
-                devices=tuple(with_rates(described(device)) for device in cluster.devices),
-                edge_server=edge_server,
-                links=links,
-                micro_batch_options=options,
-                channel=channel,
-                previous=before,
-                step_seconds=knowledge.step_seconds.get(index, 0.0),
-                upload_codecs=upload_codecs or _upload_codecs(job),
-                slice_options=slices,
-                weight=1 / len(hosts.clusters),
-            )
-        )
+    describe = partial(_host, job, knowledge, any_radio=any_radio)
+    fastest = min(_fastest_sample_seconds(cluster, knowledge) for cluster in hosts.clusters)
+    edge_server = describe(hosts.edge_server, fastest)
+    of_round = _Round(job, hosts, knowledge, previous, earlier, cost, edge_server, describe)
+    clusters = tuple(_cluster_problem(of_round, index) for index in range(len(hosts.clusters)))
+    shared = {each.channel: _shared_channel(job, each.links) for each in clusters}
     return RoundProblem(
-        clusters=tuple(clusters),
+        clusters=clusters,
         model=cost,
         mini_batch=job.training.mini_batch,
         local_steps=job.training.local_steps,
-        channels=channels,
+        channels={
+            name: size for name, size in shared.items() if name is not None and size is not None
+        },
         codecs=schedule.codecs if schedule.strategy == "dssra" else schedule.codecs[:1],
         in_flight_limit=schedule.in_flight,
         update_per_micro_batch=job.training.update_per == "micro_batch",
