@@ -336,8 +336,11 @@ class CollaPipeClient:
         tables: dict[str, Any] = {"job": None, "planner": None, "events": None}
         tables |= {"round": [], "result": [], "hosts": {}}
         for row in self._stream(answers, self._scheduler_name, f"send what is stored of {job_id}"):
+            if row.host_id:
+                tables["hosts"].setdefault(row.host_id, {})
             if row.missing:
-                tables["hosts"].setdefault(row.host_id, {})["missing"] = row.missing
+                tables["hosts"][row.host_id]["missing"] = row.missing
+            if not row.table:
                 continue
             round_index = row.round_index if row.HasField("round_index") else None
             key = row.host_id, row.table, round_index
@@ -345,8 +348,10 @@ class CollaPipeClient:
         for (host_id, table, round_index), texts in parts.items():
             document: Any = "".join(texts)
             with suppress(ValueError):
-                document = decode_json(document, parse_constant=_refuse_constant)
-            found = tables["hosts"].setdefault(host_id, {}) if host_id else tables
+                document = decode_json(
+                    document, parse_constant=lambda name: None
+                )  # JSON has no infinite numbers.
+            found = tables["hosts"][host_id] if host_id else tables
             if round_index is None:
                 found[table] = document
             else:
@@ -605,8 +610,3 @@ def _plain_name(name: str) -> str:
             f"the edge server sent a file named {name!r}, which is not a plain file name: nothing was written there"
         )
     return name
-
-
-def _refuse_constant(name: str) -> None:
-    """Refuses NaN and infinite numbers, which are no JSON."""
-    raise ValueError(f"{name} is no JSON: use a finite number")

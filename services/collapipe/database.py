@@ -33,7 +33,7 @@ class Database:
         service: The kind of service that it belongs to.
         version: Number of the schema, from 1. Increase it when an older file cannot be read.
         schema: The statements that make the tables.
-        remedy: What else helps if the file is damaged.
+        remedy: A further sentence about what helps if the file is damaged.
 
     Raises:
         CorruptDataError: The file is damaged, has another version, or belongs to another kind of service.
@@ -85,33 +85,26 @@ class Database:
             "secure_delete = OFF",
         ):
             self.execute(f"PRAGMA {setting}")
+        own = zlib.crc32(f"CollaPipe {self._service}".encode()) >> 1
         [(found,)] = self.execute("PRAGMA user_version")
-        self._check_owner(set(re.findall(r"CREATE TABLE (\w+)", schema)) if found else set())
-        if found == 0:
+        [(owner,)] = self.execute("PRAGMA application_id")
+        there = {name for (name,) in self.execute(_TABLES)}
+        if found == owner == 0 and not there:
             with self.transaction():
                 for statement in schema.split(";"):
                     self.execute(statement)
                 self.execute(f"PRAGMA user_version = {version}")
+        # Older versions did not say whose a database is.
+        elif owner not in (0, own) or (owner == 0 and there != _tables_in(schema)):
+            raise CorruptDataError(
+                f"{self.path} does not belong to this {self._service}, but to another program: put back the file of this service"
+            )
         elif found != version:
             raise CorruptDataError(
                 f"{self.path} has format version {found}, but this service reads version {version}: use the version of CollaPipe that wrote it"
             )
-
-    def _check_owner(self, tables: set[str]) -> None:
-        """Refuses the database of another kind of service. Older versions did not say whose it is.
-
-        Args:
-            tables: The names of the tables of this service. None for a new database.
-        """
-        own = zlib.crc32(f"CollaPipe {self._service}".encode()) >> 1
-        [(found,)] = self.execute("PRAGMA application_id")
-        there = {name for (name,) in self.execute("SELECT name FROM sqlite_master")}
-        if found == 0 and tables <= there:
+        if owner == 0:
             self.execute(f"PRAGMA application_id = {own}")
-        elif found != own:
-            raise CorruptDataError(
-                f"{self.path} does not belong to this {self._service}, but to another program: put back the file of this service"
-            )
 
     def close(self) -> None:
         """Closes the file. Later statements raise `OSError`."""
@@ -235,7 +228,9 @@ class Database:
         return CorruptDataError(
             f"{self.path} is damaged ({problem}): stop the service. To save what can still be read, run `sqlite3 {file} .recover | sqlite3 "
             f"recovered.db` and `sqlite3 recovered.db 'PRAGMA user_version = {self._version}'`. Then remove {file}-wal and {file}-shm, and "
-            f"put recovered.db or an earlier copy in the place of {self.path.name}{self._remedy}"
+            f"put recovered.db or an earlier copy in the place of {self.path.name}. {self._remedy}".rstrip(
+                ". "
+            )
         )
 
 
@@ -248,3 +243,11 @@ open a file or to delete rows. If there is no room for the first size, the secon
 
 _SHORT_READ = 522
 """SQLITE_IOERR_SHORT_READ, https://www.sqlite.org/rescode.html. Python has a name for this number since 3.11."""
+
+_TABLES = """SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%' AND name <> 'lost_and_found'"""
+"""The second name is of a table that `.recover` makes."""
+
+
+def _tables_in(schema: str) -> set[str]:
+    """Returns the names of the tables that statements make."""
+    return set(re.findall(r"CREATE TABLE (\w+)", schema))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import grpc
 
@@ -12,6 +12,11 @@ from collapipe.weights.blob_store import JobStores
 _MOST_CHARACTERS = 1 << 20
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 """Who knows the digest of a blob may fetch it. So a client is told only its beginning, by which a person can compare blobs."""
+
+
+def shorten_digests(text: str) -> str:
+    """Returns a text with only the beginnings of the digests in it."""
+    return _DIGEST.sub(r"\1...", text)
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,10 @@ class DumpedRow:
     text: str
 
     def parts(self) -> Iterator[str]:
-        """Yields the text in pieces that fit into a message, at least one."""
-        for start in range(0, max(len(self.text), 1), _MOST_CHARACTERS):
-            yield self.text[start : start + _MOST_CHARACTERS]
+        """Yields the text in pieces that fit into a message, at least one, with only the beginnings of digests."""
+        text = shorten_digests(self.text)
+        for start in range(0, max(len(text), 1), _MOST_CHARACTERS):
+            yield text[start : start + _MOST_CHARACTERS]
 
 
 class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
@@ -48,11 +54,10 @@ class StorageServicer(storage_pb2_grpc.StorageServiceServicer):
     def DumpRows(
         self, request: storage_pb2.DumpRowsRequest, context: grpc.ServicerContext
     ) -> Iterator[storage_pb2.DumpRowsResponse]:
-        if not self._stores.directory(request.job_id).is_dir():
-            return
+        self._stores.directory(request.job_id)  # refuses a name that is no job's
         with self._stores.using(request.job_id):
             for row in self._dump(request.job_id):
-                for part in replace(row, text=_DIGEST.sub(r"\1...", row.text)).parts():
+                for part in row.parts():
                     yield storage_pb2.DumpRowsResponse(
                         table=row.table, round_index=row.round_index, document_json=part
                     )

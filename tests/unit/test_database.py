@@ -14,15 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.database import Database
+from collapipe.edge_server.commit_store import CommitStore
 from collapipe.errors import CorruptDataError
+from collapipe.scheduler.job_store import JobStore
 
 _SCHEMA = "CREATE TABLE one (number INTEGER); CREATE TABLE other (number INTEGER)"
 
 _WRITER = """
 import sys
 from pathlib import Path
+from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.database import Database
+from collapipe.edge_server.commit_store import CommitStore
 
 database = Database(Path(sys.argv[1]), "test", 1, sys.argv[2])
 [(number,)] = database.execute("SELECT count(*) FROM one")
@@ -189,11 +194,23 @@ def test_database_of_an_older_version_belongs_to_the_service_that_has_its_tables
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "state.db"
-    open_database(path).close()
+    JobStore(tmp_path).close()
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("PRAGMA application_id = 0")
-    with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
-        Database(path, "edge server", 1, "CREATE TABLE last_commit (number INTEGER)")
-    open_database(path).close()
-    with pytest.raises(CorruptDataError, match="does not belong to this edge server"):
-        Database(path, "edge server", 1, _SCHEMA)
+    for other in (CommitStore, RecordedRows):
+        with pytest.raises(CorruptDataError, match="does not belong to this"):
+            other(tmp_path)
+    JobStore(tmp_path).close()
+    for other in (CommitStore, RecordedRows):
+        with pytest.raises(CorruptDataError, match="does not belong to this"):
+            other(tmp_path)
+
+
+def test_file_with_tables_and_no_version_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(sqlite3.connect(path)) as raw:
+        raw.execute("CREATE TABLE of_somebody_else (number INTEGER)")
+    with pytest.raises(CorruptDataError, match="another program"):
+        open_database(path)
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("PRAGMA application_id").fetchone() == (0,)

@@ -22,7 +22,9 @@ _SCHEMA = """
 """
 
 _REMEDY = "restore it, or delete it: a repeated round then takes the rows that are there"
-_WITHOUT = ". Or put nothing there: a repeated round then takes the rows of data that are there"
+_WITHOUT_DATABASE = (
+    "Or put nothing there: a repeated round then takes the rows of data that it finds"
+)
 
 
 class RecordedRows:
@@ -40,7 +42,7 @@ class RecordedRows:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._database = Database(
-            directory / FILE_NAME, "control unit", _VERSION, _SCHEMA, _WITHOUT
+            directory / FILE_NAME, "control unit", _VERSION, _SCHEMA, _WITHOUT_DATABASE
         )
 
     def find(self, job_id: str, round_index: int, anew_since: int) -> int | None:

@@ -106,9 +106,9 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                         request.owner,
                         refuse_if_unwanted,
                     )
+                    answer = _prepared(model)
                     if request.host_clusters:
                         self._expect_pushes(job_id, frozenset(request.host_clusters))
-                    answer = _prepared(model)
             emit(answer)
 
         yield from work_with_signs_of_life(

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collapipe.errors import CollapipeError, PeerLostError
 from collapipe.rpc import ChannelPool, within_silence
 from collapipe.scheduler.host_registry import CONTROL_UNIT, EDGE_SERVER
+from collapipe.storage_service import shorten_digests
 from collapipe.v1 import scheduler_pb2, storage_pb2, storage_pb2_grpc
 
 _SILENCE_SECONDS = 10.0
@@ -32,8 +33,10 @@ def collect_rows(
         clusters: Clusters of the deployment; `None` for all.
         hosts: All hosts that have registered.
     """
+    hosts = sorted(hosts, key=lambda status: status.alive)  # of namesakes, one that lives
     units = {each.host.cluster_index: each for each in hosts if each.host.role == CONTROL_UNIT}
-    wanted = {"the edge server": next((h for h in hosts if h.host.role == EDGE_SERVER), None)}
+    edge_servers = [each for each in hosts if each.host.role == EDGE_SERVER]
+    wanted = {"the edge server": edge_servers[-1] if edge_servers else None}
     for cluster in sorted(units if clusters is None else clusters):
         wanted[f"the control unit of cluster {cluster}"] = units.get(cluster)
     for name, status in wanted.items():
@@ -41,10 +44,11 @@ def collect_rows(
             unknown = f"{name} has not registered since the scheduler was started: start it"
             yield Message(host_id=name, missing=unknown)
             continue
+        yield Message(host_id=status.host.host_id)  # It may have no rows.
         try:
             yield from _rows_of_host(job_id, status, channels)
         except CollapipeError as error:
-            yield Message(host_id=status.host.host_id, missing=str(error))
+            yield Message(host_id=status.host.host_id, missing=shorten_digests(str(error)))
 
 
 def _rows_of_host(

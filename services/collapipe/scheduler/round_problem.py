@@ -130,7 +130,7 @@ class _Round:
 def _cluster_problem(of_round: _Round, index: int) -> ClusterProblem:
     """Builds the part of a cluster."""
     job, knowledge = of_round.job, of_round.knowledge
-    hosts, edge_server = of_round.hosts.clusters[index], of_round.edge_server
+    cluster, edge_server = of_round.hosts.clusters[index], of_round.edge_server
     options, upload_codecs = _micro_batch_options(job), _upload_codecs(job)
     slices = _slice_options(job)
     if of_round.earlier:
@@ -140,11 +140,11 @@ def _cluster_problem(of_round: _Round, index: int) -> ClusterProblem:
         upload_codecs = tuple(name for name in job.training.upload_codecs if name == kept)
         recorded = earlier.num_slices or 1
         slices = (recorded,) if recorded in job.schedule.sequence_slices else slices
-    links = _links(hosts, of_round.hosts.edge_server, knowledge)
+    links = _links(cluster, of_round.hosts.edge_server, knowledge)
     shared = _shared_channel(job, links)
     before = of_round.previous[index] if of_round.previous else None
     # Before the first round, all hosts may get equally much.
-    overlap = 1.0 + len(hosts.devices)
+    overlap = 1.0 + len(cluster.devices)
     if before is not None:
         overlap = push_overlap(of_round.cost, links, edge_server.host_id, before)
     with_rates = partial(
@@ -155,10 +155,10 @@ def _cluster_problem(of_round: _Round, index: int) -> ClusterProblem:
         overlap=overlap,
         channel=math.inf if shared is None else shared,
     )
-    guessed = _fastest_sample_seconds(hosts, knowledge)
+    guessed = _fastest_sample_seconds(cluster, knowledge)
     return ClusterProblem(
-        control_unit=with_rates(of_round.describe(hosts.control_unit, guessed)),
-        devices=tuple(with_rates(of_round.describe(device)) for device in hosts.devices),
+        control_unit=with_rates(of_round.describe(cluster.control_unit, guessed)),
+        devices=tuple(with_rates(of_round.describe(device)) for device in cluster.devices),
         edge_server=edge_server,
         links=links,
         micro_batch_options=options,
@@ -209,15 +209,17 @@ def build_problem(
     edge_server = describe(hosts.edge_server, fastest)
     of_round = _Round(job, hosts, knowledge, previous, earlier, cost, edge_server, describe)
     clusters = tuple(_cluster_problem(of_round, index) for index in range(len(hosts.clusters)))
-    shared = {each.channel: _shared_channel(job, each.links) for each in clusters}
+    channels = {
+        each.channel: _shared_channel(job, each.links) or 0.0
+        for each in clusters
+        if each.channel is not None
+    }
     return RoundProblem(
         clusters=clusters,
         model=cost,
         mini_batch=job.training.mini_batch,
         local_steps=job.training.local_steps,
-        channels={
-            name: size for name, size in shared.items() if name is not None and size is not None
-        },
+        channels=channels,
         codecs=schedule.codecs if schedule.strategy == "dssra" else schedule.codecs[:1],
         in_flight_limit=schedule.in_flight,
         update_per_micro_batch=job.training.update_per == "micro_batch",

@@ -241,7 +241,7 @@ class JobStores:
             if job_id in self._uses or directory.exists():
                 return False
         self._forget(job_id)
-        return True
+        return not directory.exists()  # A late call may have made it anew.
 
     def store(self, job_id: str) -> BlobStore:
         """Returns the store of a job's blobs, and makes it on the first call."""

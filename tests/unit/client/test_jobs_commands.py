@@ -141,20 +141,22 @@ def test_dump_joins_the_parts_of_rows_and_shows_damaged_ones_as_text(
     fake.stored["a-1"] = [
         DumpJobResponse(table="job", document_json='{"job_id": '),
         DumpJobResponse(table="job", document_json='"a-1"}'),
-        DumpJobResponse(table="round", round_index=0, document_json='{"attempt": 0}'),
+        DumpJobResponse(table="round", round_index=0, document_json='{"limit": Infinity}'),
         DumpJobResponse(table="round", round_index=1, document_json="[" * 100_000),
         DumpJobResponse(table="result", round_index=0, document_json="{damaged"),
         DumpJobResponse(host_id="edge", table="last_commit", document_json='{"num_rounds": 3}'),
         DumpJobResponse(host_id="cu-0", table="round", round_index=1, document_json="{}"),
         DumpJobResponse(host_id="cu-1", missing="cu-1 sends no heartbeats"),
+        DumpJobResponse(host_id="cu-2"),
     ]
     stored = run_json("jobs", "dump", "a", *remote)
     assert (stored["job"], stored["planner"], stored["events"]) == ({"job_id": "a-1"}, None, None)
-    assert stored["round"][0] == {"round": 1, "document": {"attempt": 0}}
+    assert stored["round"][0] == {"round": 1, "document": {"limit": None}}
     assert stored["round"][1]["document"] == "[" * 100_000
     assert stored["result"] == [{"round": 1, "document": "{damaged"}]
     assert stored["hosts"] == {
         "edge": {"last_commit": {"num_rounds": 3}},
         "cu-0": {"round": [{"round": 2, "document": {}}]},
         "cu-1": {"missing": "cu-1 sends no heartbeats"},
+        "cu-2": {},
     }

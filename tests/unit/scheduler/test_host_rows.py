@@ -1,7 +1,6 @@
 """The scheduler collects the rows of other services over real gRPC."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -45,7 +44,8 @@ def collect(channels: ChannelPool, tmp_path: Path) -> Callable[..., list[DumpJob
         servicer = StorageServicer(stores, dump)
         with serving(servicer, storage_pb2_grpc.add_StorageServiceServicer_to_server) as address:
             statuses = [status(role, index, address, alive=alive) for role, index, alive in hosts]
-            return list(collect_rows("job", [0], statuses, channels))
+            found = collect_rows("job", [0], statuses, channels)
+            return [each for each in found if each.table or each.missing]
 
     return collect
 
@@ -142,7 +142,18 @@ def test_row_of_another_table_is_refused(
     assert table in refused.missing
 
 
-@pytest.mark.parametrize("job_id", ["../other", "/other", "unknown"])
+def test_host_without_rows_is_named_and_a_living_namesake_is_asked(
+    channels: ChannelPool, tmp_path: Path
+) -> None:
+    servicer = StorageServicer(JobStores(tmp_path), lambda job_id: iter((ROW,)))
+    with serving(servicer, storage_pb2_grpc.add_StorageServiceServicer_to_server) as address:
+        statuses = [status(EDGE_SERVER, number, address, alive=number == 1) for number in range(3)]
+        found = list(collect_rows("job", [], statuses, channels))
+    assert {each.host_id for each in found} == {f"{EDGE_SERVER}-1"}
+    assert not found[0].table and found[1].table
+
+
+@pytest.mark.parametrize("job_id", ["../other", "/other"])
 def test_host_reads_nothing_outside_of_the_folders_of_its_jobs(tmp_path: Path, job_id: str) -> None:
     asked: list[str] = []
 
@@ -152,6 +163,6 @@ def test_host_reads_nothing_outside_of_the_folders_of_its_jobs(tmp_path: Path, j
 
     servicer = StorageServicer(JobStores(tmp_path), dump)
     context = cast(grpc.ServicerContext, None)
-    with suppress(InvalidInputError):
-        assert list(servicer.DumpRows(storage_pb2.DumpRowsRequest(job_id=job_id), context)) == []
+    with pytest.raises(InvalidInputError):
+        list(servicer.DumpRows(storage_pb2.DumpRowsRequest(job_id=job_id), context))
     assert asked == []
