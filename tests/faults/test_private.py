@@ -38,7 +38,8 @@ def test_job_without_budget_for_repeated_rounds_keeps_the_commit_that_it_had(
     testbed: LocalTestbed, tmp_path: Path
 ) -> None:
     privacy = {"noise_multiplier": 4.0, "clip_norm": 0.1}
-    training = {"rounds": 5, "local_steps": 4, "replicate_every": 10}
+    # With fewer steps, five rounds may end before their events have arrived.
+    training = {"rounds": 5, "local_steps": 16, "replicate_every": 10}
     schedule = {"silence_seconds": 30}
     job = make_job(
         tmp_path, devices_per_cluster=1, privacy=privacy, training=training, schedule=schedule
