@@ -128,6 +128,7 @@ A job runs rounds until all are committed ([Concepts](concepts.md) explains the 
 | From which commit does an attempt go on, and which results of the attempt before can it use? | `where_to_begin`, `usable` and `can_catch_up` in `commits.py` |
 | Which devices take part? | `choose` in `job_devices.py`, with a reason for each one that does not |
 | Do the stages of a cluster make progress? | `stage_progress.py`, for the control unit |
+| Which failure explains why a cluster failed? | `failure_cause.py`, for the control unit |
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 

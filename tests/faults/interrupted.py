@@ -342,7 +342,7 @@ def _take(run: Run, event: Any) -> None:
         # While all stages wait, the text begins with the phase. Otherwise, some stage computes.
         run.evaluates |= not is_later and progress.waiting_for.partition(":")[0] in (
             "",
-            "evaluating",
+            "the evaluation",
         )
 
 

@@ -6,22 +6,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import Tensor
 
 from collapipe.control_unit.moment_copy import MomentCopy
 from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.control_unit.stage_configuration import check_round, stage_configuration
-from collapipe.errors import (
-    AttemptFailedError,
-    CancelledError,
-    CollapipeError,
-    DivergedError,
-    PeerLostError,
-)
+from collapipe.control_unit.stage_words import error_that_ends, what_stages_wait_for
+from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError
 from collapipe.job import JobConfig
 from collapipe.job_life import stage_progress
-from collapipe.job_life.stage_progress import Hangs, Stalled
+from collapipe.job_life.failure_cause import StageFailure, explains_itself, explanation
+from collapipe.job_life.failures import failure_of
+from collapipe.job_life.stage_progress import HostSeen, StagePhase
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS
 from collapipe.secure_aggregation.cluster_masks import ClusterMasks
 from collapipe.stage_host import HostResources, StageSession
@@ -32,17 +30,6 @@ from collapipe.v1 import control_unit_pb2, generation_pb2, job_pb2, plan_pb2, st
 
 _BLAME_SECONDS = 0.5
 """How long to wait for further failures before blaming a host. Neighbours notice a dead host first."""
-
-
-def listed(host_ids: Sequence[str]) -> str:
-    """Writes "a", "a and b" or "a, b and c"."""
-    *first, last = host_ids
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def hosts_do(host_ids: Sequence[str], verb: str) -> str:
-    """Writes "a waits", or "a and b wait"."""
-    return f"{listed(host_ids)} {verb}{'s' * (len(host_ids) == 1)}"
 
 
 class ClusterPipeline:
@@ -88,12 +75,10 @@ class ClusterPipeline:
         self.num_predictions = 0
         """Micro-batches that were evaluated so far."""
         self._pending_scale = 0.0
-        self._micro_batches_under_way = False
         self._progress = stage_progress.begin(
             job.schedule.silence_seconds, request.predicted_step_seconds, time.monotonic()
         )
         self._progress_lock = threading.Lock()
-        self._phase = "configuring stages"
         self._local = StageSession(self._configuration(0), resources, self._receive_backward)
         self._remotes: list[RemoteStage] = []
 
@@ -136,10 +121,10 @@ class ClusterPipeline:
         """
         steps_ahead = 0 if self._job.training.clip_norm else 1
         not_collected: deque[tuple[int, stage_pb2.StepDone]] = deque()
-        with self._progress_lock:
-            self._progress = stage_progress.begin_steps(self._progress, time.monotonic())
         for step_index, micro_batches in enumerate(batches):
-            self._phase = f"step {step_index}"
+            with self._progress_lock:
+                now = time.monotonic()
+                self._progress = stage_progress.enter_step(self._progress, step_index, now)
             command = stage_pb2.RunStep(
                 step_index=step_index,
                 num_micro_batches=len(micro_batches),
@@ -148,7 +133,9 @@ class ClusterPipeline:
             )
             self._command(stage_pb2.RunStageRequest(run_step=command), f"run step {step_index}")
             self._feed(FrameKind.FORWARD, step_index, micro_batches)
-            not_collected.append((step_index, self._local.run_step(command)))
+            with self._stages_work():
+                own = self._local.run_step(command)
+            not_collected.append((step_index, own))
             if len(not_collected) > steps_ahead:
                 yield self._collect(*not_collected.popleft())
         while not_collected:
@@ -156,8 +143,8 @@ class ClusterPipeline:
 
     def _collect(self, step_index: int, own: stage_pb2.StepDone) -> tuple[float, float]:
         """Waits for the results of the other stages. Returns the loss and the gradient norm of a step."""
-        results = [own, *(remote.expect("step_done").step_done for remote in self._remotes)]
-        self._micro_batches_under_way = False
+        with self._stages_work():
+            results = [own, *(remote.expect("step_done").step_done for remote in self._remotes)]
         with self._progress_lock:
             self._progress = stage_progress.end_step(self._progress, time.monotonic())
         loss = results[-1].loss
@@ -183,7 +170,7 @@ class ClusterPipeline:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Returns the predictions for each micro-batch, in order."""
-        self._phase = "the evaluation"
+        self._enter(StagePhase.EVALUATING)
         predictions: list[Tensor] = []
 
         def take(frame: Frame) -> None:
@@ -197,10 +184,10 @@ class ClusterPipeline:
         )
         self._command(stage_pb2.RunStageRequest(run_evaluation=command), "evaluate")
         self._feed(FrameKind.EVALUATE, 0, micro_batches)
-        self._local.run_evaluation(command)
-        for remote in self._remotes:
-            remote.expect("evaluation_done")
-        self._micro_batches_under_way = False
+        with self._stages_work():
+            self._local.run_evaluation(command)
+            for remote in self._remotes:
+                remote.expect("evaluation_done")
         return predictions
 
     def generate(
@@ -218,7 +205,7 @@ class ClusterPipeline:
             take: Takes the number of a prompt and the next token of its answer. Returns whether the answer goes on.
             feeds_back: Whether each token is the input of the next pass. Otherwise the first pass gives all tokens.
         """
-        self._phase = "the answers"
+        self._enter(StagePhase.GENERATING)
         num_sequences = min(len(prompts), self._stages[0].in_flight)
         command = stage_pb2.RunGeneration(num_sequences=num_sequences, options=options)
         self._command(stage_pb2.RunStageRequest(run_generation=command), "generate")
@@ -254,11 +241,10 @@ class ClusterPipeline:
         self._take_prediction = go_on
         for sequence in range(num_sequences):
             begin(sequence)
-        self._micro_batches_under_way = True
-        self._local.run_generation(command)
-        for remote in self._remotes:
-            remote.expect("generation_done")
-        self._micro_batches_under_way = False
+        with self._stages_work():
+            self._local.run_generation(command)
+            for remote in self._remotes:
+                remote.expect("generation_done")
 
     def finish(
         self, num_samples: int, masks: ClusterMasks | None = None
@@ -274,7 +260,7 @@ class ClusterPipeline:
         Returns:
             The state of every unit, in order, and what each host pushed to the edge server.
         """
-        self._phase = "finishing the round"
+        self._enter(StagePhase.FINISHING)
         own, *others = (self._finish_command(stage, num_samples, masks) for stage in self._stages)
         for remote, command in zip(self._remotes, others, strict=True):
             remote.send(stage_pb2.RunStageRequest(finish=command), "finish the round")
@@ -304,7 +290,7 @@ class ClusterPipeline:
 
     def wait_for(self, copy: MomentCopy) -> None:
         """Waits for the end of a copy; raises the error that ends the attempt meanwhile."""
-        self._phase = "copying optimizer states"
+        self._enter(StagePhase.COPYING)
         while not copy.wait(SIGN_OF_LIFE_SECONDS):
             if self._aborted is not None:
                 raise self._aborted
@@ -320,30 +306,20 @@ class ClusterPipeline:
             remote.abort(reason)
 
     def failure_cause(self, first: CollapipeError) -> CollapipeError:
-        """Returns the best explanation of a failed attempt, given the failure that was noticed first.
+        """Returns the failure that explains why the attempt failed, given the one that was noticed first.
 
-        Neighbours notice a dead host before its own session breaks. So this method waits a moment, and
-        then returns the failure of a host whose own session broke. Without one, it returns what a neighbour
-        noticed. Values that are not finite explain every other failure.
+        Waits a moment for the failures of other hosts, unless the first one explains itself.
         """
-        if isinstance(first, CancelledError) or (
-            isinstance(first, DivergedError) and not first.host_id
-        ):
+        if explains_itself(failure_of(first)):
             return first
         time.sleep(_BLAME_SECONDS)
-        failures = [first, self._aborted, *(remote.failure for remote in self._remotes)]
-        for failure in failures:
-            if isinstance(failure, DivergedError):
-                return self._diverged(str(failure), failure.host_id)
-        lost = [
-            (remote.host_id, remote.failure)
-            for remote in self._remotes
-            if isinstance(remote.failure, PeerLostError) and remote.failure.host_id
-        ]
-        for host_id, failure in lost:
-            if failure.host_id == host_id:
-                return failure
-        return lost[0][1] if lost else self._aborted or first
+        errors = [(self._aborted or first, ""), (first, "")]
+        errors += [(each.failure, each.host_id) for each in self._remotes if each.failure]
+        failures = [StageFailure(failure_of(error), host_id) for error, host_id in errors]
+        cause, _ = errors[explanation(failures)]
+        if isinstance(cause, DivergedError):
+            return self._diverged(str(cause), cause.host_id)
+        return cause
 
     def close(self) -> None:
         for remote in self._remotes:
@@ -363,58 +339,37 @@ class ClusterPipeline:
 
     def waiting_for(self) -> str:
         """Returns what every stage waited for at the last look, in words; empty while some stage computes and is not slow."""
-        progress, now = self._progress, time.monotonic()
-        if progress.computing and progress.is_slow(now):
-            return (
-                f"{self._phase}: {hosts_do(progress.computing, 'compute')} slowly: nothing has moved for "
-                f"{progress.computed_seconds(now):.0f} s, and the round is given up after {progress.limit_seconds:.0f} s"
-            )
-        waits = progress.waits
-        if not all(waits.values()):
-            return ""
-        # A person wants to know the hosts that wait for something else than a command of this control unit.
-        idle = {remote.host_id for remote in self._remotes if remote.progress.is_idle}
-        if self._local.is_idle:
-            idle.add(self._stages[0].host_id)
-        tasks: dict[str, list[str]] = {}
-        for host_id, task in waits.items():
-            if host_id not in idle:
-                tasks.setdefault(task, []).append(host_id)
-        told = [f"{hosts_do(hosts, 'wait')} to {task}" for task, hosts in tasks.items()]
-        return f"{self._phase}: {'; '.join(told)}" if told else self._phase
-
-    def _look(self) -> stage_progress.StageProgress:
-        waits = {self._stages[0].host_id: self._local.waiting_for}
-        waits |= {remote.host_id: remote.progress.waiting_for for remote in self._remotes}
-        received = sum(remote.progress.received_bytes for remote in self._remotes)
-        with self._progress_lock:
-            self._progress = stage_progress.see(
-                self._progress,
-                waits,
-                received + self._local.received_bytes,
-                time.monotonic(),
-                is_working=self._micro_batches_under_way,
-            )
-            return self._progress
+        return what_stages_wait_for(self._progress, time.monotonic())
 
     def abort_if_stalled(self) -> None:
         """Looks at the stages. Aborts the attempt if micro-batches are under way, and nothing has moved for too long."""
-        progress = self._look()
-        match progress.trouble(time.monotonic()):
-            case Stalled():
-                waits = (f"{host_id} waits to {task}" for host_id, task in progress.waits.items())
-                message = (
-                    f"nothing has moved for {progress.silence_seconds:g} s although all hosts answer ({self._phase}: {'; '.join(waits)}): a "
-                    "message was lost, or one of them hangs. If this comes back, restart the host whose result the others wait for"
-                )
-                self.abort(AttemptFailedError(message))
-            case Hangs(host_ids):
-                message = (
-                    f"{listed(host_ids)} computed for more than {progress.limit_seconds:.0f} s ({self._phase}) while nothing "
-                    "moved: a processor hangs, or is far slower than before"
-                )
-                # If it was another one of several, the next attempt blames that one.
-                self.abort(PeerLostError(host_ids[-1], message))
+        hosts = {self._stages[0].host_id: HostSeen(self._local.waiting_for, self._local.is_idle)}
+        received_bytes = self._local.received_bytes
+        for remote in self._remotes:
+            told = remote.progress
+            hosts[remote.host_id] = HostSeen(told.waiting_for, told.is_idle)
+            received_bytes += told.received_bytes
+        with self._progress_lock:
+            now = time.monotonic()
+            progress = stage_progress.see(self._progress, hosts, received_bytes, now)
+            self._progress = progress
+        if trouble := progress.trouble(now):
+            self.abort(error_that_ends(trouble, progress))
+
+    def _enter(self, phase: StagePhase) -> None:
+        with self._progress_lock:
+            self._progress = stage_progress.enter(self._progress, phase)
+
+    @contextmanager
+    def _stages_work(self) -> Iterator[None]:
+        """The control unit waits for stages that have micro-batches. If nothing moves meanwhile, the attempt is aborted."""
+        with self._progress_lock:
+            self._progress = stage_progress.work(self._progress, time.monotonic())
+        try:
+            yield
+        finally:
+            with self._progress_lock:
+                self._progress = stage_progress.rest(self._progress)
 
     def _transfers(self, moved: Iterable[tuple[int, float]]) -> list[job_pb2.WeightsTransfer]:
         """Returns the bytes and seconds of the stages by their hosts, without those that moved nothing."""
@@ -437,7 +392,6 @@ class ClusterPipeline:
                     labels = {LABELS: part.pop(LABELS)}
                     self._send_labels(Frame(FrameKind.LABELS, step_index, number, labels, index))
                 self._local.mailbox.put(Frame(kind, step_index, number, part, index))
-        self._micro_batches_under_way = True
 
     def _send_labels(self, labels: Frame) -> None:
         """Sends labels to the last stage, so that no stage between sees them."""

@@ -6,6 +6,7 @@ moves, a processor hangs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 _TIMES_THE_LONGEST_STEP = 10
 _LEAST_SILENCES = 6
@@ -16,6 +17,32 @@ _FIRST_STEP_SECONDS = 3600.0
 receives nothing during a whole step."""
 _SLOW_SHARE = 1 / 3
 """A stage is shown as slow after this share of the time that it may compute."""
+
+
+class StagePhase(Enum):
+    """What the stages of a cluster are doing together."""
+
+    CONFIGURING = auto()
+    EVALUATING = auto()
+    TRAINING = auto()
+    GENERATING = auto()
+    FINISHING = auto()
+    """The stages push their weights."""
+    COPYING = auto()
+    """The control unit copies the optimizer states of a candidate."""
+
+
+@dataclass(frozen=True)
+class HostSeen:
+    """What a stage did when the control unit last looked.
+
+    Args:
+        waits_to: What its host waits for; empty if it computes.
+        is_idle: Whether it waits for a command of the control unit.
+    """
+
+    waits_to: str
+    is_idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,10 +64,12 @@ class StageProgress:
     Args:
         silence_seconds: How long nothing may change while all stages wait.
         predicted_step_seconds: The predicted time of a training step; 0 without a prediction.
-        changed_at: The last time at which something had changed, a stage computed, or no micro-batch was under way.
+        changed_at: The last time at which something had changed, a stage computed, or the control unit did not wait for the stages.
         moved_at: The last time at which bytes had arrived, or no stage computed.
-        is_working: Whether micro-batches are under way.
-        waits: What each host waits for, by host id. The text is empty if the host computes.
+        phase: What the stages are doing.
+        step_index: The training step that began last, if the phase is training.
+        is_working: Whether micro-batches are under way, and the control unit waits for the stages.
+        hosts: What the last look has found, by host id.
         received_bytes: Bytes that have arrived over all links, so that a slow link counts as progress.
         step_began_at: When the present training step began; `None` before the first one. An evaluation comes before it, and may
             take any time.
@@ -51,8 +80,10 @@ class StageProgress:
     predicted_step_seconds: float
     changed_at: float
     moved_at: float
+    phase: StagePhase = StagePhase.CONFIGURING
+    step_index: int = 0
     is_working: bool = False
-    waits: Mapping[str, str] = field(default_factory=dict)
+    hosts: Mapping[str, HostSeen] = field(default_factory=dict)
     received_bytes: int = 0
     step_began_at: float | None = None
     longest_step_seconds: float | None = None
@@ -60,7 +91,9 @@ class StageProgress:
     @property
     def computing(self) -> tuple[str, ...]:
         """The hosts that compute while micro-batches are under way."""
-        return tuple(id for id, task in self.waits.items() if not task) if self.is_working else ()
+        if not self.is_working:
+            return ()
+        return tuple(host_id for host_id, seen in self.hosts.items() if not seen.waits_to)
 
     @property
     def limit_seconds(self) -> float:
@@ -93,33 +126,48 @@ def begin(silence_seconds: float, predicted_step_seconds: float, now: float) -> 
     return StageProgress(silence_seconds, predicted_step_seconds, changed_at=now, moved_at=now)
 
 
-def begin_steps(progress: StageProgress, now: float) -> StageProgress:
-    """Returns the state when the first training step begins."""
-    return replace(progress, step_began_at=now, changed_at=now, moved_at=now)
+def enter(progress: StageProgress, phase: StagePhase) -> StageProgress:
+    """Returns the state when a phase other than training begins."""
+    return replace(progress, phase=phase, is_working=False)
+
+
+def enter_step(progress: StageProgress, step_index: int, now: float) -> StageProgress:
+    """Returns the state when the micro-batches of a training step are about to be sent."""
+    entered = replace(progress, phase=StagePhase.TRAINING, step_index=step_index)
+    return entered if progress.step_began_at is not None else _time_step(entered, now)
+
+
+def work(progress: StageProgress, now: float) -> StageProgress:
+    """Returns the state when the control unit begins to wait for stages that have micro-batches."""
+    return replace(progress, is_working=True, changed_at=now, moved_at=now)
+
+
+def rest(progress: StageProgress) -> StageProgress:
+    """Returns the state when the control unit does not wait for the stages any more."""
+    return replace(progress, is_working=False)
 
 
 def end_step(progress: StageProgress, now: float) -> StageProgress:
-    """Returns the state when a training step has ended, and the next one begins."""
+    """Returns the state when all stages have ended a training step. The next one counts from now on."""
     began, longest = progress.step_began_at, progress.longest_step_seconds
     if began is not None:
         progress = replace(progress, longest_step_seconds=max(longest or 0.0, now - began))
-    return begin_steps(progress, now)
+    return _time_step(progress, now)
 
 
 def see(
-    progress: StageProgress,
-    waits: Mapping[str, str],
-    received_bytes: int,
-    now: float,
-    *,
-    is_working: bool,
+    progress: StageProgress, hosts: Mapping[str, HostSeen], received_bytes: int, now: float
 ) -> StageProgress:
     """Returns the state after a look at the stages. The arguments are those of `StageProgress`."""
     has_moved = received_bytes != progress.received_bytes
-    has_changed = has_moved or waits != progress.waits
-    seen = replace(progress, waits=waits, received_bytes=received_bytes, is_working=is_working)
-    if has_changed or seen.computing or not is_working:
+    has_changed = has_moved or hosts != progress.hosts
+    seen = replace(progress, hosts=hosts, received_bytes=received_bytes)
+    if has_changed or seen.computing or not seen.is_working:
         seen = replace(seen, changed_at=now)
     if has_moved or not seen.computing:
         seen = replace(seen, moved_at=now)
     return seen
+
+
+def _time_step(progress: StageProgress, now: float) -> StageProgress:
+    return replace(progress, step_began_at=now, changed_at=now, moved_at=now)

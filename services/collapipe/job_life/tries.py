@@ -42,9 +42,9 @@ class Kind(Enum):
     LASTING = auto()
     """It would come back with every attempt."""
     CANCELLED = auto()
-    """The scheduler itself has ended the call."""
+    """The service that made the call has ended it."""
     BUG = auto()
-    """The scheduler has failed."""
+    """The service that found the failure has a fault of its own."""
 
 
 @dataclass(frozen=True)

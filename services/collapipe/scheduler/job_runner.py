@@ -18,15 +18,16 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.job_life import job_devices, job_run
+from collapipe.job_life.failures import failure_of
 from collapipe.job_life.job_devices import JobDevices
 from collapipe.job_life.job_run import JobState
 from collapipe.job_life.tries import GivesUp, Tries
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.failures import failure_of, say_end
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import SILENCE_SECONDS, HostRegistry, timestamp_after
 from collapipe.scheduler.job_documents import JobDocument
+from collapipe.scheduler.job_end import say_end
 from collapipe.scheduler.job_hosts import Choice, Gap, JobHosts, choose, lacking_hosts
 from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress

@@ -26,6 +26,7 @@ from collapipe.job_life.attempt import Phase, begin_attempt, step
 from collapipe.job_life.attempt_events import Because
 from collapipe.job_life.commits import Kept
 from collapipe.job_life.failing_clusters import FailingClusters
+from collapipe.job_life.failures import failure_of
 from collapipe.job_life.tries import Failure, Kind
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.attempt_facts import attempt_rules, committed, name_of
@@ -33,7 +34,6 @@ from collapipe.scheduler.catching_up import catch_up, forget_moments
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.evaluations import Evaluations
-from collapipe.scheduler.failures import failure_of
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_commits import JobCommits
 from collapipe.scheduler.job_documents import RoundDocument

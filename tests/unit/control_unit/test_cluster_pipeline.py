@@ -1,4 +1,4 @@
-"""Whom a control unit believes to be lost, which stages it leaves, and how it names what they wait for."""
+"""Whom a control unit believes to be lost, and which stages it leaves."""
 
 import queue
 import re
@@ -12,7 +12,7 @@ import grpc
 import pytest
 import torch
 
-from collapipe.control_unit.cluster_pipeline import ClusterPipeline, hosts_do
+from collapipe.control_unit.cluster_pipeline import ClusterPipeline
 from collapipe.control_unit.remote_stage import RemoteStage
 from collapipe.errors import (
     AttemptFailedError,
@@ -21,25 +21,19 @@ from collapipe.errors import (
     DivergedError,
     PeerLostError,
 )
+from collapipe.job_life import stage_progress
 from collapipe.rpc import ChannelPool, Security, serve
 from collapipe.stage_runtime import Mailbox
 from collapipe.tensors import Frame, FrameKind
 from collapipe.v1 import stage_pb2, stage_pb2_grpc
 from collapipe.v1.control_unit_pb2 import RunRoundRequest
 from collapipe.v1.generation_pb2 import GenerationOptions
+from collapipe.v1.job_pb2 import StageReport
 from collapipe.v1.plan_pb2 import Plan, Stage, UnitState
 
 from .clusters import SECONDS
 
 PLAIN = Security.insecure()
-
-
-@pytest.mark.parametrize(
-    ("hosts", "words"),
-    [("a", "a waits"), ("ab", "a and b wait"), ("abc", "a, b and c wait")],
-)
-def test_hosts_are_named_with_the_right_verb(hosts: str, words: str) -> None:
-    assert hosts_do(list(hosts), "wait") == words
 
 
 class StageHost(stage_pb2_grpc.StageServiceServicer):
@@ -207,14 +201,38 @@ def test_host_whose_own_session_broke_is_blamed_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
+    first, aborted = AttemptFailedError("a stream ended"), AttemptFailedError("the disk is full")
     noticed, own = PeerLostError("dead", "its neighbour waits"), PeerLostError("dead", "it broke")
     pipeline = ClusterPipeline.__new__(ClusterPipeline)
+    works = SimpleNamespace(host_id="works", failure=None)
     neighbour = SimpleNamespace(host_id="neighbour", failure=noticed)
     dead = SimpleNamespace(host_id="dead", failure=own)
-    vars(pipeline).update(_aborted=noticed, _remotes=[neighbour, dead])
-    assert pipeline.failure_cause(noticed) is own
-    vars(pipeline).update(_remotes=[neighbour])
-    assert pipeline.failure_cause(noticed) is noticed
+    for aborted_by, remotes, cause in (
+        (aborted, [works, neighbour, dead], own),
+        (aborted, [works, neighbour], noticed),
+        (aborted, [works], aborted),
+        (None, [works], first),
+    ):
+        vars(pipeline).update(_aborted=aborted_by, _remotes=remotes)
+        assert pipeline.failure_cause(first) is cause
+
+
+def test_value_that_is_not_finite_explains_the_failure_with_the_settings_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    pipeline = ClusterPipeline.__new__(ClusterPipeline)
+    value = SimpleNamespace(host_id="b", failure=DivergedError("a value is nan in step 3", "a"))
+    training = SimpleNamespace(learning_rate=0.5, clip_norm=1.0)
+    vars(pipeline).update(
+        _aborted=None,
+        _remotes=[value],
+        _job=SimpleNamespace(training=training),
+        _request=RunRoundRequest(),
+    )
+    cause = pipeline.failure_cause(PeerLostError("c", "it ended"))
+    assert isinstance(cause, DivergedError) and cause.host_id == "a"
+    assert "a value is nan in step 3" in str(cause) and "learning_rate" in str(cause)
 
 
 def pipeline_that_gets(kind: str, *frames: Frame) -> ClusterPipeline:
@@ -229,6 +247,8 @@ def pipeline_that_gets(kind: str, *frames: Frame) -> ClusterPipeline:
     vars(pipeline).update(
         _local=local,
         _remotes=[],
+        _progress=stage_progress.begin(SECONDS, 0.0, 0.0),
+        _progress_lock=threading.Lock(),
         _stages=[Stage(in_flight=2)],
         _job=SimpleNamespace(task=SimpleNamespace(kind=kind)),
         _request=RunRoundRequest(),
@@ -238,6 +258,38 @@ def pipeline_that_gets(kind: str, *frames: Frame) -> ClusterPipeline:
 
 def predictions(*values: Any, sequence: int = 0) -> Frame:
     return Frame(FrameKind.PREDICTION, 0, sequence, {"predictions": torch.tensor(values)})
+
+
+def test_stages_work_only_while_the_control_unit_waits_for_them() -> None:
+    pipeline = pipeline_that_gets("classification")
+    worked = list[bool]()
+
+    def run(command: object) -> stage_pb2.StepDone:
+        worked.append(pipeline._progress.is_working)
+        return stage_pb2.StepDone(loss=1.0, squared_gradient_norms=[1.0])
+
+    local = pipeline._local
+    vars(local).update(run_step=run, run_evaluation=run, run_generation=run)
+    training = SimpleNamespace(clip_norm=0.0)
+    vars(pipeline).update(_job=SimpleNamespace(training=training), _pending_scale=1.0)
+    vars(pipeline).update(_reports=[StageReport()])
+    rested = [pipeline._progress.is_working for _ in pipeline.train([(), ()])]
+    pipeline.evaluate([])
+    pipeline.generate([], GenerationOptions(), lambda number, token: True, feeds_back=True)
+    assert worked == [True] * 4 and rested == [False] * 2
+    assert not pipeline._progress.is_working and pipeline._progress.step_index == 1
+
+
+def test_stages_rest_after_a_failure() -> None:
+    pipeline = pipeline_that_gets("causal_lm", predictions([5], sequence=7))
+    with pytest.raises(AttemptFailedError):
+        pipeline.generate(
+            [torch.tensor([[1, 2]])],
+            GenerationOptions(),
+            lambda number, token: True,
+            feeds_back=True,
+        )
+    assert not pipeline._progress.is_working
 
 
 @pytest.mark.parametrize("found", [predictions([5], sequence=7), predictions([5, 5])])

@@ -21,6 +21,7 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
+from collapipe.job_life.failures import failure_of
 from collapipe.job_life.tries import (
     Again,
     Failure,
@@ -30,7 +31,7 @@ from collapipe.job_life.tries import (
     after_commit,
     after_failure,
 )
-from collapipe.scheduler.failures import failure_of, say_end
+from collapipe.scheduler.job_end import say_end
 
 LOST = Failure(Kind.HOST_LOST, "device-0")
 PASSING = Failure(Kind.PASSING)
