@@ -13,11 +13,14 @@ Meanwhile, over loopback:
 - Each cluster has one more device, which no plan uses. Some of these register again as new processes: one host in 200 of all
   hosts in each second.
 - 200 clients watch the job, from a third process.
-- In the middle, all hosts open new connections and register again at once.
+- In the middle, all hosts open new connections and register again at once. Heartbeats of these seconds, and of the five seconds
+  after, are counted apart.
 
 All processes share this machine, so the times contain what they take from each other. Prints one JSON object: times in ms,
 memory in MB, and the threads of both services at a quarter of the time and at the end. `plan_ms` is the time from a commit to
-the start of the next round. The exit status is 1 if a call or an attempt at a round failed.
+the start of the next round. `part_ms` divides the rounds. `configure`, `steps` and `push` are those of the slowest cluster of each
+round. `services` is what is left: from the decision to the calls of the clusters, and from the last result to the commit. The exit
+status is 1 if a call or an attempt at a round failed.
 """
 
 import argparse
@@ -30,6 +33,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -40,12 +44,13 @@ from google.protobuf.duration_pb2 import Duration
 
 from benchmarks.imitated_clusters import DEVICES_PER_CLUSTER, HOSTS_PER_CLUSTER, address_of
 from collapipe.job import JobConfig
-from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
+from collapipe.v1 import job_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 _CHURN_PER_SECOND = 1 / 200
 _CALL_SECONDS = 30.0
 _START_SECONDS = 600.0
 _BLOCKS = 10
+_AFTER_STORM_SECONDS = 5.0
 
 
 class ImitatedHost:
@@ -71,8 +76,9 @@ class ImitatedHost:
         self._scheduler = scheduler
         self.comes_and_goes = position == HOSTS_PER_CLUSTER - 1
         self._one_call = asyncio.Lock()
-        self.heartbeat_seconds: list[float] = []
-        self.failures = 0
+        self.heartbeats: list[tuple[float, float]] = []
+        """When each one was sent, and the seconds until its answer."""
+        self.failures: Counter[str] = Counter()
 
     async def connect(self, *, is_new_process: bool = False) -> float:
         """Opens a new connection, and registers. Returns the interval of heartbeats in seconds."""
@@ -107,9 +113,9 @@ class ImitatedHost:
                         began = time.monotonic()
                         answer = await self._stub.Heartbeat(request, timeout=_CALL_SECONDS)
                         interval = seconds_of(answer.heartbeat_interval)
-                        self.heartbeat_seconds.append(time.monotonic() - began)
-            except grpc.aio.AioRpcError:
-                self.failures += 1
+                        self.heartbeats.append((began, time.monotonic() - began))
+            except grpc.aio.AioRpcError as error:
+                self.failures[f"{error.code().name}: {error.details()}"] += 1
             await asyncio.sleep(max(0.0, interval - (time.monotonic() - started)))
 
 
@@ -120,8 +126,8 @@ async def connect_all(hosts: Sequence[ImitatedHost]) -> tuple[float, float]:
         while True:
             try:
                 return await host.connect()
-            except grpc.aio.AioRpcError:
-                host.failures += 1
+            except grpc.aio.AioRpcError as error:
+                host.failures[f"{error.code().name}: {error.details()}"] += 1
 
     started = time.monotonic()
     intervals = await asyncio.gather(*map(register, hosts))
@@ -135,6 +141,8 @@ class RoundTimes:
         self.first_round = asyncio.Event()
         self.plan_seconds: list[float] = []
         self.round_seconds: list[float] = []
+        self.part_seconds: defaultdict[str, list[float]] = defaultdict(list)
+        """What the slowest cluster of each round took for each part, and what is left of the round."""
         self.failures: list[str] = []
         self._committed_at: float | None = None
 
@@ -147,7 +155,7 @@ class RoundTimes:
                     self.plan_seconds.append(event.elapsed_seconds - self._committed_at)
             elif kind == "round_committed":
                 self._committed_at = event.elapsed_seconds
-                self.round_seconds.append(event.round_committed.round_seconds)
+                self._add(event.round_committed)
             elif kind == "incident" and event.incident.code in (
                 scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED,
                 scheduler_pb2.INCIDENT_CODE_JOB_GIVEN_UP,
@@ -155,13 +163,25 @@ class RoundTimes:
                 self.failures.append(event.incident.message)
                 self._committed_at = None
 
+    def _add(self, committed: scheduler_pb2.RoundCommitted) -> None:
+        self.round_seconds.append(committed.round_seconds)
+        slowest = max(committed.summaries, key=_seconds, default=job_pb2.RoundSummary())
+        self.part_seconds["configure"].append(slowest.configure_seconds)
+        self.part_seconds["steps"].append(slowest.training_seconds)
+        self.part_seconds["push"].append(slowest.gather_seconds)
+        self.part_seconds["services"].append(committed.round_seconds - _seconds(slowest))
+
+
+def _seconds(summary: job_pb2.RoundSummary) -> float:
+    return summary.configure_seconds + summary.training_seconds + summary.gather_seconds
+
 
 async def watch_as_many(scheduler: str, job_id: str, num_watchers: int) -> None:
-    """Watches a job with many clients, until it ends. Prints what they saw, as JSON."""
-    longest, num_events, num_failures = 0.0, 0, 0
+    """Watches a job with many clients, until it ends. Prints what they saw, as JSON. A message may have a batch of events."""
+    longest, num_messages, num_failures = 0.0, 0, 0
 
     async def watch() -> None:
-        nonlocal longest, num_events, num_failures
+        nonlocal longest, num_messages, num_failures
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(scheduler, options) as channel:
             # These clients leave the events as they are. So this process takes little time of the machine.
@@ -174,14 +194,14 @@ async def watch_as_many(scheduler: str, job_id: str, num_watchers: int) -> None:
                 async for _ in call(scheduler_pb2.WatchJobRequest(job_id=job_id)):
                     longest = max(longest, time.monotonic() - before)
                     before = time.monotonic()
-                    num_events += 1
+                    num_messages += 1
             except grpc.aio.AioRpcError:
                 num_failures += 1
 
     await asyncio.gather(*(watch() for _ in range(num_watchers)))
     seen = {
         "watchers": num_watchers,
-        "events": num_events,
+        "messages": num_messages,
         "failures": num_failures,
         "longest_silence_ms": round(1000 * longest),
     }
@@ -230,14 +250,20 @@ async def load(
         line += [f"--scheduler={address}", f"--watchers={options.watchers}"]
         watchers = await asyncio.create_subprocess_exec(*line, stdout=subprocess.PIPE)
         for host in hosts:
-            host.heartbeat_seconds.clear()
+            host.heartbeats.clear()
         await asyncio.sleep(options.seconds / 4)
         early = process_size(scheduler["pid"]), process_size(edge_server["pid"])
         await asyncio.sleep(options.seconds / 4)
+        storm_began = time.monotonic()
         storm_seconds, _ = await connect_all(hosts)
+        storm_ended = storm_began + storm_seconds + _AFTER_STORM_SECONDS
         await asyncio.sleep(options.seconds / 2)
         late = process_size(scheduler["pid"]), process_size(edge_server["pid"])
-        heartbeats = [each for host in hosts for each in host.heartbeat_seconds]
+        heartbeats = [each for host in hosts for each in host.heartbeats]
+        storm, others = list[float](), list[float]()
+        for at, took in heartbeats:
+            (storm if storm_began - took <= at <= storm_ended else others).append(took)
+        failures = sum((host.failures for host in hosts), Counter[str]())
         if not watching.done():
             await stub.CancelJob(scheduler_pb2.CancelJobRequest(job_id=answer.job_id))
         await watching
@@ -248,12 +274,15 @@ async def load(
         "hosts": len(hosts),
         "clusters": job.clusters,
         "seconds": options.seconds,
-        "failures": sum(host.failures for host in hosts),
+        "failures": failures.total(),
+        "most_common_failures": dict(failures.most_common(10)),
         "failed_attempts": rounds.failures,
         "heartbeats": len(heartbeats),
-        "heartbeat_ms": distribution(heartbeats),
+        "heartbeat_ms": distribution(others),
+        "storm_heartbeat_ms": distribution(storm),
         "rounds": len(rounds.round_seconds),
         "round_ms": distribution(rounds.round_seconds),
+        "part_ms": {part: distribution(each) for part, each in rounds.part_seconds.items()},
         "plan_ms": distribution(rounds.plan_seconds),
         "watching": json.loads(seen),
         "all_register_ms": round(1000 * first_seconds),

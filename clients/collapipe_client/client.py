@@ -239,8 +239,8 @@ class CollaPipeClient:
         task = f"send the events of job {job_id}"
         while not ended:
             try:
-                events = self._scheduler.WatchJob(request)
-                for event in self._stream(events, self._scheduler_name, task):
+                messages = self._scheduler.WatchJob(request)
+                for event in _one_by_one(self._stream(messages, self._scheduler_name, task)):
                     heard_at, is_away = time.monotonic(), False
                     if event.number:
                         if event.log_id != request.log_id:
@@ -610,3 +610,9 @@ def _plain_name(name: str) -> str:
             f"the edge server sent a file named {name!r}, which is not a plain file name: nothing was written there"
         )
     return name
+
+
+def _one_by_one(messages: Iterable[WatchJobResponse]) -> Iterator[WatchJobResponse]:
+    """Yields the events of a job, some of which come in batches."""
+    for message in messages:
+        yield from message.batch or (message,)

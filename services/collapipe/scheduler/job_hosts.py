@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from collapipe.job import JobConfig
 from collapipe.job_life import job_devices
@@ -54,8 +55,8 @@ class JobHosts:
         """The devices of all clusters."""
         return [device for cluster in self.clusters for device in cluster.devices]
 
-    @property
-    def by_id(self) -> dict[str, scheduler_pb2.Host]:
+    @cached_property
+    def by_id(self) -> Mapping[str, scheduler_pb2.Host]:
         """All hosts of the job, by host id."""
         hosts = [self.edge_server, *(c.control_unit for c in self.clusters), *self.devices]
         return {host.host_id: host for host in hosts}

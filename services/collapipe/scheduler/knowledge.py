@@ -10,6 +10,7 @@ blocks.
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -186,13 +187,12 @@ class Knowledge(_Known):
             shares: What these plans gave each link, by "sender>receiver": bit/s, or Hz on a radio link.
         """
         plans = tuple(plans)
+        mean_work = self._mean_work(plans)
+        repeating = {stage.host_id for plan in plans for stage in plan.stages if stage.recompute}
         for host_id, host in estimates.hosts.items():
-            work = self._mean_work(host_id, plans)
+            work = mean_work.get(host_id, 1.0)
             # What is stored holds without recomputation.
-            repeats = any(
-                s.recompute for plan in plans for s in plan.stages if s.host_id == host_id
-            )
-            factor = RECOMPUTED_WORK if repeats else 1.0
+            factor = RECOMPUTED_WORK if host_id in repeating else 1.0
             seconds, end_seconds = host.seconds_per_sample, host.end_seconds_per_sample
             host = replace(
                 host,
@@ -281,16 +281,16 @@ class Knowledge(_Known):
         for host_id in budgets:
             metrics.BACKLOG.labels(host_id).set(self.backlogs[host_id])
 
-    def _mean_work(self, host_id: str, plans: Iterable[ClusterPlan]) -> float:
-        """Returns the mean work of the blocks that a host ran, in mean blocks."""
-        work = [
-            self.work_shares[block % len(self.work_shares)]
-            for plan in plans
-            for segment_host, segment in plan.segments.items()
-            if segment_host == host_id and self.work_shares
-            for block in range(segment.start_block, segment.stop_block)
-        ]
-        return statistics.mean(work) if work else 1.0
+    def _mean_work(self, plans: Iterable[ClusterPlan]) -> dict[str, float]:
+        """Returns the mean work of the blocks that each host ran, in mean blocks. A host that ran none is missing."""
+        if not self.work_shares:
+            return {}
+        work: defaultdict[str, list[float]] = defaultdict(list)
+        for plan in plans:
+            for host_id, segment in plan.segments.items():
+                for block in range(segment.start_block, segment.stop_block):
+                    work[host_id].append(self.work_shares[block % len(self.work_shares)])
+        return {host_id: statistics.mean(shares) for host_id, shares in work.items()}
 
     def _update_host(self, host_id: str, measured: HostEstimate) -> None:
         if not (

@@ -100,8 +100,8 @@ def estimate_host(
 
 def _work(window: SampleWindow, host: str, clusters: Collection[str] | None) -> _Work:
     work = _Work()
-    for group, cluster in window.groups("cluster"):
-        if group.host != host or (clusters is not None and cluster not in clusters):
+    for group, cluster in window.groups("cluster", host):
+        if clusters is not None and cluster not in clusters:
             continue
         passes = window.increases(
             group,
@@ -165,7 +165,7 @@ def _busy_watts(window: SampleWindow, host: str, busy_seconds: float) -> float |
 
     The sensor "model" is not used: it only multiplies configured watts by the busy time.
     """
-    groups = {sensor: group for group, sensor in window.groups("sensor") if group.host == host}
+    groups = {sensor: group for group, sensor in window.groups("sensor", host)}
     for sensor in ENERGY_SENSORS:
         if sensor not in groups:
             continue

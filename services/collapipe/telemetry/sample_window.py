@@ -64,16 +64,16 @@ class SampleWindow:
         for one in self._without_invalid_pages(born_at_zero(heard), hosts):
             group = _group(one, hosts)
             self._series.setdefault((group, one.name), []).append(one)
-        self._groups = sorted({group for group, _ in self._series})
+        self._groups: dict[tuple[str, str | None], list[tuple[Group, str]]] = {}
+        """Groups with the value of a label, by the label and the host. The host is `None` for those of all hosts."""
+        for group in sorted({group for group, _ in self._series}):
+            for label, value in group.labels:
+                for host in (None, group.host):
+                    self._groups.setdefault((label, host), []).append((group, value))
 
-    def groups(self, label: str) -> list[tuple[Group, str]]:
-        """Returns every group that has the label, with the value of the label."""
-        return [
-            (group, value)
-            for group in self._groups
-            for name, value in group.labels
-            if name == label
-        ]
+    def groups(self, label: str, host: str | None = None) -> Sequence[tuple[Group, str]]:
+        """Returns every group of a host that has the label, with the value of the label. Without a host, returns those of all."""
+        return self._groups.get((label, host), ())
 
     def series(self, group: Group, name: str) -> list[Series]:
         """Returns the series of a metric, named without the prefix `collapipe_`: one for each codec."""

@@ -241,7 +241,7 @@ class GetJobSnapshotResponse(_message.Message):
     def __init__(self, snapshot_json: _Optional[str] = ...) -> None: ...
 
 class WatchJobResponse(_message.Message):
-    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "data_note", "warning", "log_id", "number")
+    __slots__ = ("elapsed_seconds", "status", "round_started", "progress", "evaluation", "round_committed", "incident", "data_note", "warning", "log_id", "number", "batch")
     ELAPSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ROUND_STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class WatchJobResponse(_message.Message):
     WARNING_FIELD_NUMBER: _ClassVar[int]
     LOG_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     elapsed_seconds: float
     status: JobStatus
     round_started: RoundStarted
@@ -264,7 +265,8 @@ class WatchJobResponse(_message.Message):
     warning: JobWarning
     log_id: str
     number: int
-    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., data_note: _Optional[_Union[DataNote, _Mapping]] = ..., warning: _Optional[_Union[JobWarning, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+    batch: _containers.RepeatedCompositeFieldContainer[WatchJobResponse]
+    def __init__(self, elapsed_seconds: _Optional[float] = ..., status: _Optional[_Union[JobStatus, _Mapping]] = ..., round_started: _Optional[_Union[RoundStarted, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.RoundProgress, _Mapping]] = ..., evaluation: _Optional[_Union[_job_pb2.Evaluation, _Mapping]] = ..., round_committed: _Optional[_Union[RoundCommitted, _Mapping]] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., data_note: _Optional[_Union[DataNote, _Mapping]] = ..., warning: _Optional[_Union[JobWarning, _Mapping]] = ..., log_id: _Optional[str] = ..., number: _Optional[int] = ..., batch: _Optional[_Iterable[_Union[WatchJobResponse, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job_id", "state", "message", "num_rounds_committed", "num_rounds", "name", "evaluation", "submitted_at", "ended_at", "trouble", "stored_bytes", "owner", "privacy_loss")

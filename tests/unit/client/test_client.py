@@ -9,6 +9,7 @@ from collapipe.errors import CorruptDataError, NotFoundError, PeerLostError, Wro
 from collapipe.job import JobConfig
 from collapipe.rpc import Security
 from collapipe.v1.edge_server_pb2 import ExportModelResponse
+from collapipe.v1.job_pb2 import RoundProgress
 from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_QUEUED,
     JOB_STATE_RUNNING,
@@ -40,6 +41,27 @@ def test_watch_leaves_out_signs_of_life_unless_asked(
     fake.events = [Event(), Event(status=JobStatus(state=JOB_STATE_SUCCEEDED)), Event()]
     assert len(list(client.watch("job-1"))) == 1
     assert len(list(client.watch("job-1", signs_of_life=True))) == 3
+
+
+def test_watch_yields_the_events_of_a_batch_one_by_one(
+    client: CollaPipeClient, fake: FakeServices
+) -> None:
+    batch = [
+        Event(progress=RoundProgress(cluster_index=index), log_id="log", number=2 + index)
+        for index in range(3)
+    ]
+    fake.events = [
+        Event(status=JobStatus(state=JOB_STATE_RUNNING), log_id="log", number=1),
+        Event(log_id="log", number=4, batch=batch),
+        Event(status=JobStatus(state=JOB_STATE_SUCCEEDED), log_id="log", number=5),
+    ]
+    last = fake.events[2:]
+    fake.events = fake.events[:2]
+    fake.after_events = lambda: setattr(fake, "events", last)
+    watched = list(client.watch("job-1"))
+    assert [event.number for event in watched] == [1, 2, 3, 4, 5]
+    assert [event.progress.cluster_index for event in watched[1:4]] == [0, 1, 2]
+    assert [(request.log_id, request.after) for request in fake.watched] == [("", 0), ("log", 4)]
 
 
 def test_lines_are_those_of_watch(client: CollaPipeClient, fake: FakeServices) -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from collapipe.scheduler import events
-from collapipe.scheduler.events import Event, EventLog
+from collapipe.scheduler.events import Event, EventLog, progress_pause
 from collapipe.v1.job_pb2 import RoundProgress
 from collapipe.v1.scheduler_pb2 import Incident, JobStatus, JobWarning
 
@@ -23,6 +23,8 @@ def progress(cluster_index: int, steps: int) -> Event:
 def text_of(event: Event | None) -> str:
     if event is None:
         return "silence"
+    if event.batch:
+        return ", ".join(map(text_of, event.batch))
     if event.HasField("progress"):
         return f"{event.progress.cluster_index}: {event.progress.steps_done}"
     return event.status.message
@@ -79,7 +81,29 @@ def test_silence_yields_none_and_loses_no_event(log: EventLog) -> None:
 def test_only_the_last_progress_of_a_cluster_is_kept(log: EventLog) -> None:
     told = [progress(index, steps + index) for steps in range(5) for index in range(2)]
     publish(log, *told, status(9))
-    assert list(map(text_of, log.watch(SILENCE))) == ["0: 4", "1: 5", "9"]
+    assert list(map(text_of, log.watch(SILENCE))) == ["0: 4, 1: 5", "9"]
+
+
+def test_progress_of_several_clusters_comes_in_messages_of_limited_size(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [progress(index, 7) for index in range(5)]
+    publish(log, status(1), *told[:2], status(2), *told[2:], status(3))
+    messages = list(log.watch(SILENCE))
+    assert list(map(text_of, messages)) == ["1", "0: 7, 1: 7", "2", "2: 7, 3: 7, 4: 7", "3"]
+    numbers = [message.number for message in messages if message]
+    assert numbers == [1, 3, 4, 7, 8]
+    assert [event.number for message in messages if message for event in message.batch] == [
+        *(2, 3),
+        *(5, 6, 7),
+    ]
+    times = [message.elapsed_seconds for message in messages if message]
+    assert times == sorted(times) and {message.log_id for message in messages if message} == {
+        log.log_id
+    }
+    monkeypatch.setattr(events, "_BATCH_BYTES", 2 * told[4].ByteSize())
+    texts = list(map(text_of, log.watch(SILENCE)))
+    assert texts == ["1", "0: 7, 1: 7", "2", "2: 7, 3: 7", "4: 7", "3"]
 
 
 def test_long_job_drops_its_oldest_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +142,7 @@ def test_frequent_events_displace_no_incident_and_no_warning(
 
 
 def test_watcher_gets_only_some_progress(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "_PROGRESS_PER_SECOND", 1e-3)
+    monkeypatch.setattr(events, "_PROGRESS_SHARE", 1e-6)
     log.publish(progress(0, 1))
     watched = log.watch(0.01)
     assert text_of(next(watched)) == "0: 1"
@@ -126,3 +150,13 @@ def test_watcher_gets_only_some_progress(log: EventLog, monkeypatch: pytest.Monk
     assert [next(watched), next(watched)] == [None, None]
     publish(log, progress(1, 3), status(4), progress(0, 5))
     assert list(map(text_of, watched)) == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("num_watchers", "num_clusters", "seconds"),
+    [(1, 1, 0.002), (1000, 1, 2.05), (200, 100, 1.4), (200, 1000, 10.4)],
+)
+def test_progress_comes_less_often_with_more_watchers_or_clusters(
+    num_watchers: int, num_clusters: int, seconds: float
+) -> None:
+    assert progress_pause(num_watchers, num_clusters) == pytest.approx(seconds, rel=0.03)
