@@ -91,7 +91,7 @@ class EventLog:
                 kept = self._rare if event.WhichOneof("event") in _RARE else self._events
                 kept.append(self._num_events, event)
                 self._last_other = self._num_events
-                self._changed.notify_all()
+                self._changed.notify()
 
     @property
     def elapsed_seconds(self) -> float:
@@ -134,7 +134,8 @@ class EventLog:
                     self._changed.wait(max(wait_until - time.monotonic(), 0.0))
                 new_events, closed = [], self._closed
                 is_due = time.monotonic() >= progress_at
-                if closed or self._last_other > seen or is_due:
+                has_others = self._last_other > seen
+                if closed or has_others or is_due:
                     pause = progress_pause(self._num_watchers, len(self._progress))
                     takes_progress = is_due or pause <= _LEAST_PAUSE_SECONDS
                     new_events = self._after(seen, takes_progress=takes_progress)
@@ -143,6 +144,9 @@ class EventLog:
                         # Otherwise watchers that began together would always get progress at the same time.
                         pause *= random.uniform(0.5, 1.5)
                         progress_at = time.monotonic() + max(pause, _LEAST_PAUSE_SECONDS)
+                if has_others:
+                    # One watcher wakes the next one. If all woke at once, heartbeats would wait for hundreds of threads.
+                    self._changed.notify()
             yield from _in_batches(new_events)
             if closed:
                 return

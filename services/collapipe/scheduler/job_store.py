@@ -1,6 +1,5 @@
 """Stores jobs, so that they survive a restart of the scheduler: in one database, with a document in JSON for each row."""
 
-import json
 import logging
 import time
 import uuid
@@ -520,7 +519,7 @@ def begins_anew(commit: plan_pb2.Commit) -> bool:
 
 
 def _to_json(document: BaseModel) -> str:
-    return json.dumps(document.model_dump(mode="json"), sort_keys=True)
+    return document.model_dump_json()
 
 
 def _say_other_reading(document: JobDocument) -> str:

@@ -101,10 +101,10 @@ def test_damaged_account_of_privacy_does_not_count_as_less(tmp_path: Path) -> No
     document = store.create(job())
     row = StoredRow(tmp_path, "job", document.job_id)
     for cost in ("-1.0", "NaN", "Infinity"):
-        row.write_text(row.read_text().replace('"of_averages": 0.0', f'"of_averages": {cost}'))
+        row.write_text(row.read_text().replace('"of_averages":0.0', f'"of_averages":{cost}'))
         with pytest.raises(CorruptDataError, match=f"{document.job_id}.*of_averages"):
             JobStore(tmp_path).get(document.job_id)
-        row.write_text(row.read_text().replace(f'"of_averages": {cost}', '"of_averages": 0.0'))
+        row.write_text(row.read_text().replace(f'"of_averages":{cost}', '"of_averages":0.0'))
 
 
 @pytest.mark.parametrize(
