@@ -134,13 +134,13 @@ A job runs rounds until all are committed ([Concepts](concepts.md) explains the 
 
 `JobRunner` and `RoundRunner` in the scheduler carry out what the two functions `step` decide. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and passes on what came of it. Before each round, it also asks `job_devices.py` which devices take part. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. What must survive a loss of power is stored first. Before the commit, the scheduler stores which clusters are averaged. Before any cluster trains, it counts the round in the privacy account.
 
-Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error. Any action can fail, also if its line only says what follows when it succeeds.
+Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error. Any action can fail, even if its line only names what follows when it succeeds.
 """
 
 _IMITATED = """
 ## How this is tested
 
-`tests/disturbed_jobs/` imitates whole jobs in simulated time, with the same functions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed gives the whole job. These promises are checked while it runs:
+`tests/disturbed_jobs/` imitates whole jobs in simulated time, with the same functions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed determines everything that happens. These promises are checked while it runs:
 
 1. An attempt commits a round once, and each commit follows the one before it.
 2. A job ends or commits within twice `schedule.retry_seconds` and the time of its rounds. Late clusters stop within seconds.
@@ -152,7 +152,7 @@ _IMITATED = """
 8. What a job remembers of devices stays bounded.
 
 `make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command injects each mutation of `mutations.yaml`, and prints the first seed whose job breaks a promise.
-The imitated scheduler is a second implementation of the shell, which may differ from the real one. So `tests/faults/` also kills real processes. `test_deaths.py` lets each of three services die at two of its writes, and the campaign at every one.
+The imitated jobs replace `JobRunner` and `RoundRunner` by code of their own, which may differ from the real one. So `tests/faults/` also kills real processes. `test_deaths.py` lets each of three services die at two of its writes, and the campaign at each of their writes.
 """
 
 

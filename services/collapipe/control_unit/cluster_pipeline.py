@@ -17,7 +17,7 @@ from collapipe.control_unit.stage_words import error_that_ends, what_stages_wait
 from collapipe.errors import AttemptFailedError, CollapipeError, DivergedError
 from collapipe.job import JobConfig
 from collapipe.job_life import stage_progress
-from collapipe.job_life.failure_cause import StageFailure, explains_itself, explanation
+from collapipe.job_life.failure_cause import explains, explains_itself
 from collapipe.job_life.failures import failure_of
 from collapipe.job_life.stage_progress import HostSeen, StagePhase
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS
@@ -315,8 +315,8 @@ class ClusterPipeline:
         time.sleep(_BLAME_SECONDS)
         errors = [(self._aborted or first, ""), (first, "")]
         errors += [(each.failure, each.host_id) for each in self._remotes if each.failure]
-        failures = [StageFailure(failure_of(error), host_id) for error, host_id in errors]
-        cause, _ = errors[explanation(failures)]
+        # Of those that explain equally much, the first one is taken.
+        cause, _ = max(errors, key=lambda each: explains(failure_of(each[0]), each[1]))
         if isinstance(cause, DivergedError):
             return self._diverged(str(cause), cause.host_id)
         return cause

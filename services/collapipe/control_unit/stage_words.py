@@ -66,6 +66,6 @@ def error_that_ends(trouble: Stalled | Hangs, progress: StageProgress) -> Collap
         return PeerLostError(trouble.host_ids[-1], message)
     waits = (f"{host_id} waits to {seen.waits_to}" for host_id, seen in progress.hosts.items())
     return AttemptFailedError(
-        f"nothing has moved for {progress.silence_seconds:g} s although all hosts answer ({phase}: {'; '.join(waits)}): a "
-        "message was lost, or one of them hangs. If this comes back, restart the host whose result the others wait for"
+        f"nothing has moved for {progress.silence_seconds:g} s, although all hosts answer ({phase}: {'; '.join(waits)}): a "
+        "message was lost, or a host hangs. If this comes back, restart the host for which the others wait"
     )

@@ -4,10 +4,9 @@
 its index in the job.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from collapipe.job_life import round_clusters
 from collapipe.job_life.attempt_events import (
@@ -47,6 +46,7 @@ from collapipe.job_life.failing_clusters import (
     after_round,
     leave_out,
 )
+from collapipe.job_life.machine import transitions
 from collapipe.job_life.restore_points import becomes_candidate
 from collapipe.job_life.round_clusters import RoundClusters, RoundRules
 from collapipe.job_life.tries import Failure, Kind
@@ -202,7 +202,8 @@ def step(state: AttemptState, event: Event, now: float) -> Result:
     Raises:
         KeyError: The event cannot happen in this phase.
     """
-    return TRANSITIONS[state.phase, type(event)].decide(state, event, now)
+    result: Result = TRANSITIONS[state.phase, type(event)].decide(state, event, now)
+    return result
 
 
 def _wanted(state: AttemptState, event: RoundWanted, now: float) -> Result:
@@ -479,25 +480,12 @@ def _fail(state: AttemptState, because: Because, cluster: int | None) -> Result:
     return replace(state, phase=Phase.FAILED), [Fail(because, cluster)]
 
 
-@dataclass(frozen=True)
-class Transition:
-    """What an event does in a phase.
-
-    Args:
-        to: The phases that may follow.
-    """
-
-    decide: Callable[[AttemptState, Any, float], Result]
-    to: frozenset[Phase]
-
-
 _BETWEEN, _FAILED, _PLANNING = Phase.BETWEEN_ROUNDS, Phase.FAILED, Phase.PLANNING
 _RUNNING, _COMMITTING = Phase.RUNNING, Phase.COMMITTING
 _AFTER_RUNNING = (_COMMITTING, _BETWEEN, _FAILED)
 
-TRANSITIONS: Mapping[tuple[Phase, type], Transition] = {
-    (phase, event): Transition(decide, frozenset(to))
-    for phase, event, decide, to in (
+TRANSITIONS = transitions(
+    (
         (_BETWEEN, RoundWanted, _wanted, (Phase.CATCHING_UP, _PLANNING)),
         (_FAILED, RoundWanted, _wanted, (Phase.CATCHING_UP, _PLANNING)),
         (Phase.CATCHING_UP, ClusterFailed, _failed_on_the_way, (Phase.CATCHING_UP,)),
@@ -515,5 +503,5 @@ TRANSITIONS: Mapping[tuple[Phase, type], Transition] = {
         (_COMMITTING, Committed, _committed, (_BETWEEN,)),
         (_COMMITTING, Failed, _not_committed, (_COMMITTING, _FAILED)),
     )
-}
+)
 """All cases, by phase and event."""

@@ -18,8 +18,8 @@ class FailingClusters:
     Args:
         patience: How many more failures repeat the round. `PATIENCE` if it is missing.
         num_left_out: Rounds in a row without each cluster.
-        pauses: The first round without each cluster that failed, and the first one with it again. Earlier rounds, if they are repeated,
-            have it, too.
+        pauses: For each cluster that failed, the first round without it, and the first round with it again. A repeated round from
+            before the pause runs with it.
     """
 
     patience: Mapping[int, float] = field(default_factory=dict)

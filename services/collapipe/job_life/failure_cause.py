@@ -4,8 +4,6 @@ Neighbours notice a dead host before its own session with the control unit break
 failure.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from collapipe.job_life.tries import Failure, Kind
@@ -23,37 +21,20 @@ class Explains(IntEnum):
     NOT_FINITE = auto()
 
 
-@dataclass(frozen=True)
-class StageFailure:
-    """A failure of the stages of one cluster.
+def explains(failure: Failure, noticed_by: str) -> Explains:
+    """Returns how well a failure of the stages of one cluster explains others.
 
     Args:
         noticed_by: The host that reported the failure, or whose session broke; empty for the control unit itself.
     """
-
-    failure: Failure
-    noticed_by: str = ""
-
-    @property
-    def explains(self) -> Explains:
-        blamed = self.failure.host_id
-        if self.failure.kind is Kind.NOT_FINITE:
-            return Explains.NOT_FINITE
-        if not (self.noticed_by and blamed):
-            return Explains.LITTLE
-        return Explains.OWN_SESSION if self.noticed_by == blamed else Explains.NEIGHBOUR
+    if failure.kind is Kind.NOT_FINITE:
+        return Explains.NOT_FINITE
+    if not (noticed_by and failure.host_id):
+        return Explains.LITTLE
+    return Explains.OWN_SESSION if noticed_by == failure.host_id else Explains.NEIGHBOUR
 
 
 def explains_itself(failure: Failure) -> bool:
     """Returns whether no failure that is noticed later can explain this one better."""
     is_loss_or_norm = failure.kind is Kind.NOT_FINITE and not failure.host_id
     return failure.kind is Kind.CANCELLED or is_loss_or_norm
-
-
-def explanation(failures: Sequence[StageFailure]) -> int:
-    """Returns the index of the failure that explains the others best.
-
-    Args:
-        failures: At least one. Of those that explain equally much, the first one is chosen.
-    """
-    return max(range(len(failures)), key=lambda index: failures[index].explains)

@@ -15,29 +15,23 @@ from collapipe.errors import (
 )
 from collapipe.job_life.tries import Failure, Kind
 
-_PASSING = (AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError, OSError)
+_KINDS = (
+    (PeerLostError, Kind.HOST_LOST),
+    (DivergedError, Kind.NOT_FINITE),
+    (InfeasibleError, Kind.NO_PLAN),
+    (InvalidInputError, Kind.INVALID),
+    (CancelledError, Kind.CANCELLED),
+    ((AttemptFailedError, CorruptDataError, NotFoundError, WrongStateError), Kind.PASSING),
+    (OSError, Kind.PASSING),
+    (CollapipeError, Kind.LASTING),
+)
+"""The first line that fits decides."""
 
 
-def failure_of(error: BaseException, *, lacks_hosts: bool = False) -> Failure:
-    """Returns the failure that ended an attempt, or the work of a cluster, with an error.
-
-    Args:
-        lacks_hosts: As in `Failure`.
-    """
+def failure_of(error: BaseException) -> Failure:
+    """Returns the failure that ended an attempt, or the work of a cluster, with an error."""
     if isinstance(error, PeerFaultyError):
         kind = Kind.HOST_REFUSES if error.refuses else Kind.HOST_FAULTY
-        return Failure(kind, error.host_id, lacks_hosts)
-    if isinstance(error, PeerLostError):
-        return Failure(Kind.HOST_LOST, error.host_id, lacks_hosts)
-    if isinstance(error, DivergedError):
-        return Failure(Kind.NOT_FINITE, error.host_id, lacks_hosts)
-    if isinstance(error, InfeasibleError):
-        return Failure(Kind.NO_PLAN, "", lacks_hosts)
-    if isinstance(error, InvalidInputError):
-        return Failure(Kind.INVALID, "", lacks_hosts)
-    if isinstance(error, CancelledError):
-        return Failure(Kind.CANCELLED, "", lacks_hosts)
-    kind = Kind.LASTING if isinstance(error, CollapipeError) else Kind.BUG
-    if isinstance(error, _PASSING):
-        kind = Kind.PASSING
-    return Failure(kind, "", lacks_hosts)
+    else:
+        kind = next((kind for types, kind in _KINDS if isinstance(error, types)), Kind.BUG)
+    return Failure(kind, getattr(error, "host_id", ""))

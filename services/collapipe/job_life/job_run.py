@@ -4,14 +4,14 @@
 round is decided in `attempt.py`. A cluster is named by its index in the job.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from collapipe.job_life import job_devices
 from collapipe.job_life.failing_clusters import FailingClusters
 from collapipe.job_life.job_devices import JobDevices, refuse_newcomers
+from collapipe.job_life.machine import transitions
 from collapipe.job_life.restarting_devices import after_new_round
 from collapipe.job_life.tries import (
     Again,
@@ -186,8 +186,8 @@ class StopWaiting:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Let the clusters load their data and the edge server make the model, measure the hosts, and go to the commit from which the attempt
-    goes on. Answer: `Prepared`."""
+    """Set up the attempt: the clusters load their data, and the edge server makes the model. Then measure the hosts, and go to the commit
+    from which the attempt goes on. Answer: `Prepared`."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,8 @@ def step(job: JobState, event: Event, now: float) -> Result:
     Raises:
         KeyError: The event cannot happen in this phase.
     """
-    return TRANSITIONS[job.phase, type(event)].decide(job, event, now)
+    result: Result = TRANSITIONS[job.phase, type(event)].decide(job, event, now)
+    return result
 
 
 def _began(job: JobState, event: AttemptBegan, now: float) -> Result:
@@ -309,24 +310,11 @@ def _failed(job: JobState, event: AttemptFailed, now: float) -> Result:
     return failed, End(then)
 
 
-@dataclass(frozen=True)
-class Transition:
-    """What an event does in a phase.
-
-    Args:
-        to: The phases that may follow.
-    """
-
-    decide: Callable[[JobState, Any, float], Result]
-    to: frozenset[JobPhase]
-
-
 _BETWEEN, _LOOKING, _PREPARING = JobPhase.BETWEEN_ATTEMPTS, JobPhase.LOOKING, JobPhase.PREPARING
 _RUNNING, _ENDED = JobPhase.RUNNING, JobPhase.ENDED
 
-TRANSITIONS: Mapping[tuple[JobPhase, type], Transition] = {
-    (phase, event): Transition(decide, frozenset(to))
-    for phase, event, decide, to in (
+TRANSITIONS = transitions(
+    (
         (_BETWEEN, AttemptBegan, _began, (_LOOKING,)),
         (_BETWEEN, AttemptFailed, _failed, (_BETWEEN, _ENDED)),
         (_LOOKING, HostsSeen, _seen, (_LOOKING, _PREPARING)),
@@ -337,5 +325,5 @@ TRANSITIONS: Mapping[tuple[JobPhase, type], Transition] = {
         (_RUNNING, ModelEvaluated, _evaluated, (_ENDED,)),
         (_RUNNING, AttemptFailed, _failed, (_BETWEEN, _ENDED)),
     )
-}
+)
 """All cases, by phase and event."""

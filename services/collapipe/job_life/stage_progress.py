@@ -128,7 +128,7 @@ def begin(silence_seconds: float, predicted_step_seconds: float, now: float) -> 
 
 def enter(progress: StageProgress, phase: StagePhase) -> StageProgress:
     """Returns the state when a phase other than training begins."""
-    return replace(progress, phase=phase, is_working=False)
+    return replace(progress, phase=phase)
 
 
 def enter_step(progress: StageProgress, step_index: int, now: float) -> StageProgress:

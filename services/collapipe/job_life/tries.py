@@ -17,9 +17,8 @@ _MOST_REPEATS = 10
 """How often a job may repeat committed rounds without getting beyond the round that failed, or moving its restore point."""
 
 _MOST_FAULTS = 3
-"""The job ends with the third attempt that one host ends by wrong answers or without progress. It also ends with the third attempt
-that ends with values that are not finite, or with the second one from the same host. A host may be broken, but mostly the training
-diverges."""
+"""The job ends when one host has ended three attempts by wrong answers or without progress. For values that are not finite, the limit
+is three attempts, or two with the same host: a host may be broken, but mostly the training diverges."""
 
 
 class Kind(Enum):
@@ -87,8 +86,8 @@ class Tries:
         limit_seconds: How long the job may try without a commit. 0 means that it never tries again.
         num_failures: Failed attempts since the last commit.
         first_failure_at: Time of the first of them.
-        first_other_at: Time of the first failure of another kind than a lost, faulty or missing host, since the last commit or the last
-            failure of these kinds.
+        first_other_at: When the failures of other kinds began. Such a kind is none of a lost, faulty or missing host. A commit clears
+            it, and so does a failure of a host.
         ends_at: When the tries end, if the failures go on to be of the kind of the last one.
         seconds_of_tries: How long the job tries again after failures like the last one; 0 after a commit.
         has_committed: Whether there was a commit since the last failure, or since the start.

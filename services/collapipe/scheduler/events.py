@@ -17,7 +17,7 @@ _KEPT_EVENTS, _KEPT_BYTES = 2000, 8 << 20
 
 _RARE = ("incident", "data_note", "warning")
 _RARE_SHARE = 4
-"""Part of both limits, as its divisor, up to which these kinds of events stay although others are dropped."""
+"""These kinds of events have limits of their own, so that frequent events do not displace them: both limits, divided by this."""
 
 _PROGRESS_SHARE = 0.1
 """Share of a processor core that progress may take for all watchers of a job together."""
@@ -29,7 +29,7 @@ _BATCH_BYTES = 256 << 10
 """Most bytes of a batch, without the few bytes of its frame. A larger event is sent alone."""
 
 _LEAST_PAUSE_SECONDS = 0.2
-"""Least time in which a watcher gets no further progress."""
+"""Least mean time from one progress of a watcher to the next, unless another event comes."""
 
 
 class _Kept:
@@ -61,8 +61,8 @@ class _Kept:
 class EventLog:
     """The events of one job, in order. Of the progress events, only the last of each cluster is kept.
 
-    Every watcher gets other events at once. With many watchers or clusters, each gets progress less often, and no progress
-    from the time before another event. Progress events that follow each other are sent in batches.
+    Every watcher gets other events at once. With many watchers or clusters, a watcher gets progress less often. It then never gets
+    progress that is older than another event that it got. Progress events that follow each other are sent in batches.
     """
 
     def __init__(self) -> None:
@@ -81,8 +81,8 @@ class EventLog:
 
     def publish(self, event: Event) -> None:
         """Appends an event, and sets its time and its place in the log."""
-        event.elapsed_seconds = self.elapsed_seconds
         with self._changed:
+            event.elapsed_seconds = self.elapsed_seconds
             self._num_events += 1
             event.log_id, event.number = self.log_id, self._num_events
             if event.HasField("progress"):
@@ -107,7 +107,7 @@ class EventLog:
         """Ends the log. Watchers stop after its last event."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._changed.notify()
 
     def watch(self, silence_seconds: float, seen: int = 0) -> Iterator[Event | None]:
         """Yields all kept and future events until the log is closed. An item may be a batch of progress events.
@@ -142,10 +142,10 @@ class EventLog:
                     seen = self._num_events
                     if takes_progress:
                         # Otherwise watchers that began together would always get progress at the same time.
-                        pause *= random.uniform(0.5, 1.5)
-                        progress_at = time.monotonic() + max(pause, _LEAST_PAUSE_SECONDS)
-                if has_others:
-                    # One watcher wakes the next one. If all woke at once, heartbeats would wait for hundreds of threads.
+                        progress_at = time.monotonic() + pause * random.uniform(0.5, 1.5)
+                if has_others or closed:
+                    # One watcher wakes the next one. If all woke at once, heartbeats would wait for hundreds of threads. CPython wakes
+                    # the one that has waited longest. Otherwise, some would get the event only at their next sign of life.
                     self._changed.notify()
             yield from _in_batches(new_events)
             if closed:
@@ -167,7 +167,7 @@ class EventLog:
 def progress_pause(num_watchers: int, num_clusters: int) -> float:
     """Returns the mean time in seconds from one progress of a watcher to the next, if nothing else happens."""
     seconds = _MESSAGE_SECONDS + num_clusters * _REPORT_SECONDS
-    return num_watchers * seconds / _PROGRESS_SHARE
+    return max(num_watchers * seconds / _PROGRESS_SHARE, _LEAST_PAUSE_SECONDS)
 
 
 def _in_batches(events: Iterable[Event]) -> Iterator[Event]:

@@ -13,12 +13,12 @@ def say_end(why: GivesUp, tries: Tries) -> str:
             return "the job is given up, because such values came back in another attempt"
         case GivesUp.TOO_MANY_REPEATS:
             return (
-                f"the job is given up, because it has repeated committed rounds {tries.num_repeats - 1} times, which is the limit, and got no "
-                "further: repair the cause, and resume the job with `collapipe train --resume`"
+                f"the job is given up: it has repeated committed rounds {tries.num_repeats - 1} times without getting further, which is the "
+                "limit. Repair the cause, then resume the job with `collapipe train --resume`"
             )
         case GivesUp.TIME_IS_OVER if tries.limit_seconds:
             return (
-                f"the job is given up after {attempts} without a commit, because it tries again for at most "
-                f"{tries.seconds_of_tries:.0f} s after such failures: repair the cause, and resume the job with `collapipe train --resume`"
+                f"the job is given up after {attempts} without a commit: after such failures, it tries again for at most "
+                f"{tries.seconds_of_tries:.0f} s. Repair the cause, then resume the job with `collapipe train --resume`"
             )
     return ""

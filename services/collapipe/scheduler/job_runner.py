@@ -143,11 +143,13 @@ class JobRunner:
             logger.exception("job %s failed unexpectedly", self.job_id)
             self._give_up(f"the scheduler failed: {type(error).__name__}: {error}; see its log")
         finally:
-            self._close_planner()
-            # What still measures hosts would slow down the probes of the next job.
-            self._calls.cancel("the job is over")
-            self._events.close()
-            SPANS.end_job(self.job_id)
+            try:
+                self._close_planner()
+                # What still measures hosts would slow down the probes of the next job.
+                self._calls.cancel("the job is over")
+            finally:
+                self._events.close()  # Otherwise clients would watch for ever.
+                SPANS.end_job(self.job_id)
 
     def _give_up(self, message: str) -> None:
         if self._gives_up is not None and (why := say_end(self._gives_up, self._state.tries)):
@@ -162,8 +164,8 @@ class JobRunner:
             return ""
         epsilon = self._progress.document.privacy.loss(self._job).epsilon
         return (
-            f"ended after {committed} of {self._job.training.rounds} rounds: epsilon is {epsilon:.3g}, and further rounds would "
-            f"exceed privacy.max_epsilon ({self._job.privacy.max_epsilon:g}); to go on, allow a larger epsilon and resume the job"
+            f"ended after {committed} of {self._job.training.rounds} rounds: epsilon is {epsilon:.3g}, and another round would "
+            f"exceed privacy.max_epsilon ({self._job.privacy.max_epsilon:g}). To go on, allow a larger epsilon and resume the job"
         )
 
     def tell_restart(self) -> None:
@@ -265,7 +267,7 @@ class JobRunner:
             }
         failing = self._rounds.state.failing if self._rounds is not None else None
         self._end_rounds()
-        failure = failure_of(error, lacks_hosts=bool(self._lacking))
+        failure = replace(failure_of(error), lacks_hosts=bool(self._lacking))
         return job_run.AttemptFailed(failure, unreached, failing)
 
     def _end_rounds(self) -> None:

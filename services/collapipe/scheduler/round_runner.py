@@ -361,8 +361,8 @@ class RoundRunner:
     def _too_many_rows(self, cluster: int, num_rows: int) -> WrongStateError:
         state = self.state
         error = WrongStateError(
-            f"the clusters have trained on {num_rows} rows, cluster {cluster} alone on {state.samples[cluster]}, but the limit of this "
-            f"round is {state.total_samples}, twice the rows of all clusters before it: run the round again"
+            f"cluster {cluster} has trained on {state.samples[cluster]} rows, and all clusters on {num_rows}. The limit of this round "
+            f"is {state.total_samples}, twice their rows before it: run the round again"
         )
         error.prepared_by = self._planner.hosts.clusters[cluster].control_unit.host_id
         return error

@@ -7,12 +7,10 @@ import pytest
 from collapipe.job_life.stage_progress import (
     Hangs,
     HostSeen,
-    StagePhase,
     StageProgress,
     Stalled,
     begin,
     end_step,
-    enter,
     enter_step,
     rest,
     see,
@@ -149,8 +147,3 @@ def test_step_that_overlaps_another_one_does_not_restart_its_time() -> None:
     assert (progress.step_index, progress.step_began_at) == (1, 10.0)
     progress = end_step(progress, 15.0)
     assert (progress.longest_step_seconds, progress.step_began_at) == (5.0, 15.0)
-
-
-def test_stages_of_a_new_phase_do_not_work_yet() -> None:
-    progress = enter(work(begin(5.0, 0.0, 0.0), 16.0), StagePhase.FINISHING)
-    assert (progress.phase, progress.is_working) == (StagePhase.FINISHING, False)

@@ -1,7 +1,6 @@
 """After which failures a job tries again, when, and for how long."""
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -107,9 +106,7 @@ def test_failure_that_may_pass_is_tried_again_for_a_while(job: Job) -> None:
     ],
 )
 def test_error_is_a_failure_of_its_kind(error: CollapipeError | OSError, failure: Failure) -> None:
-    assert failure_of(error, lacks_hosts=False) == failure
-    lacking = dataclasses.replace(failure, lacks_hosts=True)
-    assert failure_of(error, lacks_hosts=True) == lacking
+    assert failure_of(error) == failure
 
 
 @pytest.mark.parametrize(
