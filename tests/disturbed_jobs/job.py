@@ -117,13 +117,18 @@ class ImitatedJob:
         raise AssertionError(f"it still runs after {_MOST_STEPS} steps")
 
     def _step(self, event: job_run.Event) -> job_run.Action:
-        phase = self.job.phase
+        phase, newcomers = self.job.phase, self.job.devices.newcomers
         self.job, action = job_run.step(self.job, event, self.world.now)
         self.seen.add((phase, type(event)))
         text = f"{type(event).__name__} leads from {phase.name} to {self.job.phase.name}"
         promise(self.job.phase in job_run.TRANSITIONS[phase, type(event)].to, text)
         if isinstance(event, job_run.AttemptFailed) and event.failing is not None:
             promise(self.job.failing == event.failing, "it forgets which clusters have failed")
+        if isinstance(event, job_run.AttemptFailed) and event.failure.kind is Kind.NO_PLAN:
+            tried_again = newcomers - self.job.devices.no_plan
+            promise(
+                not tried_again, f"no plan is possible with {tried_again}, which are tried again"
+            )
         is_over = self.job.phase is JobPhase.ENDED
         promise(is_over == isinstance(action, job_run.End), "a job that has ended goes on")
         return action
