@@ -404,7 +404,8 @@ class AttemptShell:
         for number in range(restore.num_rounds + 1, last.num_rounds + 1):
             record = self.store.rounds[number - 1]
             if self.world.happens(0.01):
-                self._fail(Failure(Kind.NO_PLAN, lacks_hosts=True))
+                lacks_hosts = not self.state.decides_anew or self.world.happens(0.5)
+                self._fail(Failure(Kind.NO_PLAN, lacks_hosts=lacks_hosts))
                 return
             self.world.now += 0.5
             running = sorted(states.keys() - record.late)

@@ -101,7 +101,7 @@ class AttemptState:
         is_behind: Whether the clusters that kept nothing still have to repeat committed rounds.
         candidate: The commit whose optimizer states are copied to disks at present.
         has_copy: The clusters that have copied them, or have none to copy.
-        has_plan: Whether the last round that was begun got a plan.
+        has_plan: Whether the last round that was begun, and the rounds before it that clusters repeat, got a plan.
         trains: Whether the round trains. Otherwise, it only evaluates the last commit.
         decides_anew: Whether a repeated round may be decided anew if it cannot be repeated as it was.
         clusters: Who is late or has failed in this round.
@@ -228,9 +228,11 @@ def _failed_on_the_way(state: AttemptState, event: ClusterFailed, now: float) ->
 
 
 def _not_caught_up(state: AttemptState, event: Failed, now: float) -> Result:
-    if event.failure.kind is Kind.NO_PLAN and state.decides_anew:
-        # The next attempt may change the rounds, but then all clusters repeat them.
-        state = replace(state, kept=None)
+    if event.failure.kind is Kind.NO_PLAN:
+        state = replace(state, has_plan=False)
+        if state.decides_anew:
+            # The next attempt may change the rounds, but then all clusters repeat them.
+            return _fail(replace(state, kept=None), Because.CANNOT_REPEAT, event.cluster)
     return _failed(state, event, now)
 
 

@@ -144,6 +144,9 @@ class Because(Enum):
     NOT_COMMITTED = "the result of a cluster cannot be committed"
     TOO_MANY_ROWS = "a masked round has no room for the rows of a cluster"
     DIFFERS = "a cluster has other optimizer states than before"
+    CANNOT_REPEAT = (
+        "no plan is possible any more for a committed round that clusters have to repeat"
+    )
     NEEDS_NEW_MASKS = "a cluster is left out, and the others need masks without it"
 
 

@@ -351,7 +351,8 @@ class RoundRunner:
                     f"cluster {fail.cluster} has repeated its rounds, but has other optimizer states than before: its hosts compute "
                     "differently, so all clusters repeat these rounds"
                 )
-            case Because.NEEDS_NEW_MASKS:
+            case Because.NEEDS_NEW_MASKS | Because.CANNOT_REPEAT:
+                # The next attempt does without what has failed.
                 error = AttemptFailedError(str(self._error))
                 error.__cause__ = self._error
                 return error

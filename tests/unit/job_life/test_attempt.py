@@ -1,18 +1,23 @@
 """What happens in a round. Imitated jobs (tests/disturbed_jobs) go through all cases; here are those that they cannot show."""
 
+import pytest
+
 from collapipe.job_life.attempt import AttemptRules, Phase, begin_attempt, step
 from collapipe.job_life.attempt_events import (
     Because,
     CancelCalls,
+    CatchUp,
     ClusterFailed,
     ClusterFinished,
     Event,
     Fail,
+    Failed,
     Planned,
     RoundWanted,
     Ticked,
     TrainingBegan,
 )
+from collapipe.job_life.commits import Kept
 from collapipe.job_life.failing_clusters import FailingClusters
 from collapipe.job_life.round_clusters import RoundRules
 from collapipe.job_life.tries import Failure, Kind
@@ -45,3 +50,26 @@ def test_bug_in_the_work_for_a_late_cluster_is_no_failure_of_the_cluster() -> No
         after, actions = step(state, ClusterFailed(1, Failure(kind)), 11.5)
         assert after.phase is phase
     assert actions == [Fail(Because.CLUSTER_FAILED, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "decides_anew", "because"),
+    [
+        (Kind.NO_PLAN, True, Because.CANNOT_REPEAT),
+        (Kind.NO_PLAN, False, Because.PHASE_FAILED),
+        (Kind.HOST_LOST, True, Because.PHASE_FAILED),
+    ],
+)
+def test_kept_results_are_given_up_if_the_rounds_before_them_cannot_be_repeated(
+    kind: Kind, because: Because, *, decides_anew: bool
+) -> None:
+    kept = Kept((0, 2), "1", {0: {"device": "1"}})
+    state = begin_attempt(RULES, (0, 2), FailingClusters(), kept)
+    state, actions = step(state, RoundWanted(trains=True, decides_anew=decides_anew), 0.0)
+    assert actions == [CatchUp(frozenset({1}))]
+    state, actions = step(state, Failed(Failure(kind)), 1.0)
+    assert actions == [Fail(because)]
+    assert (state.kept is None) == (because is Because.CANNOT_REPEAT)
+    assert state.has_plan == (kind is not Kind.NO_PLAN), (
+        "otherwise nobody waits for a device that is measured"
+    )

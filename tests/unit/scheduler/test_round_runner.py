@@ -23,7 +23,7 @@ from collapipe.errors import (
 )
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import LEAST_NOISE, JobConfig
-from collapipe.job_life.attempt_events import CaughtUp, Copied, TrainingBegan
+from collapipe.job_life.attempt_events import CatchUp, CaughtUp, Copied, Event, TrainingBegan
 from collapipe.job_life.restore_points import becomes_candidate
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler import round_runner
@@ -389,6 +389,16 @@ def test_kept_result_is_used_though_its_device_takes_no_part_any_more(store: Job
     assert ran == [1]
     kept = second.for_next_attempt.kept
     assert kept is not None and kept.processes == {0: {"device-2": ""}}
+
+    def fail(action: CatchUp) -> Event:
+        raise InfeasibleError("the devices have too little memory")
+
+    planner = ScriptedPlanner("device-0", 4, 4)
+    third = Failing(store, document, planner, commit, before=first.for_next_attempt)
+    third._catch_up = fail  # type: ignore[method-assign]
+    with pytest.raises(AttemptFailedError, match="too little memory"):
+        third.run(local_steps=1)
+    assert third.for_next_attempt.kept is None, "otherwise the next attempt would fail alike"
 
 
 class Committing(Runner):
