@@ -23,7 +23,7 @@ _PROGRESS_SHARE = 0.1
 """Share of a processor core that progress may take for all watchers of a job together."""
 
 _MESSAGE_SECONDS, _REPORT_SECONDS = 2e-4, 5e-6
-"""Measured processor time for a message to a watcher, and for the progress of each cluster in it."""
+"""About the processor time for a message to a watcher, and for the progress of each cluster in it (782 bytes, with 11 stages)."""
 
 _BATCH_BYTES = 256 << 10
 """Most bytes of a batch, without the few bytes of its frame. A larger event is sent alone."""
