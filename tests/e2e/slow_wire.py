@@ -21,8 +21,8 @@ import pytest
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU = 1500
-_QUEUE_BYTES = 32 << 10
-"""Size of the queue before the link. Packets that do not fit are dropped. At 64 kbit/s a full queue delays by 4 s."""
+_QUEUE_BYTES = 16 << 10
+"""Size of the queue before the link. Packets that do not fit are dropped. At 64 kbit/s a full queue delays by 2 s."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,11 @@ GRPC_PORT, METRICS_PORT = 7100, 9100
 EDGE, CONTROL_UNIT, DEVICE = "edge-server", "control-unit-0", "device-0-0"
 START_SECONDS, JOB_SECONDS = 240.0, 300.0
 ROUNDS, CUT_ROUND = 2, 1
-MINI_BATCH = 40
-"""One micro-batch. At 64 kbit/s its activations of 82 kB take longer than the silence deadline of 10 s."""
+SILENCE_SECONDS = 20
+"""When TCP loses a packet, it waits for longer than its round trip, which includes a full queue. Each time that it loses the packet again, it
+waits twice as long. So hosts are silent for 10 s at times."""
+MINI_BATCH = 80
+"""One micro-batch. At 64 kbit/s its activations of 164 kB take longer than the silence deadline."""
 LEAST_BYTES = 8192
 """The connections break when the edge server has at least so many bytes of a unit."""
 _JOB = """\
@@ -62,6 +65,7 @@ evaluate_every = 0
 
 [schedule]
 num_micro_batches = 1
+silence_seconds = {silence}
 """
 
 
@@ -70,6 +74,7 @@ class Trained:
     """What the events of a job said."""
 
     committed: list[dict[str, Any]] = field(default_factory=list)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def losses(self) -> list[float]:
@@ -99,7 +104,8 @@ class Deployment:
         self._start(self.near, CONTROL_UNIT, "control_unit", f"--state-dir={folder}/{CONTROL_UNIT}")
         self._start(self.near, DEVICE, "device_agent")
         rows = [
-            {"text": f"{'river stone cloud lamp ' * 4}{i}", "label": "ab"[i % 2]} for i in range(60)
+            {"text": f"{'river stone cloud lamp ' * 4}{i}", "label": "ab"[i % 2]}
+            for i in range(100)
         ]
         (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
 
@@ -134,7 +140,7 @@ class Deployment:
         """Trains a job. With `cut`, breaks the device's connections to the edge server during its last push."""
         job = self.folder / f"{name}.toml"
         values = {"name": name, "folder": self.folder, "rounds": ROUNDS, "mini_batch": MINI_BATCH}
-        job.write_text(_JOB.format_map(values))
+        job.write_text(_JOB.format_map({**values, "silence": SILENCE_SECONDS}))
         line = [*self.far.command, sys.executable, "-m", "collapipe_client", "train", str(job)]
         line += ["--json", "--insecure", f"--scheduler={self.far.address}:{GRPC_PORT}"]
         client = self._run([*line, f"--output={self.folder}/{name}"], self.folder / f"{name}.log")
@@ -142,7 +148,7 @@ class Deployment:
         to_cut: list[str] = []
         while client.poll() is None:
             assert time.monotonic() < deadline, self.log(name)[-2000:]
-            trained.committed = self._committed(name)
+            trained.committed = self._events(name, "round_committed")
             if cut and len(trained.committed) == CUT_ROUND:
                 to_cut = to_cut or self._connections_to_edge()
                 if self._is_half_pushed(name, trained.pushed_bytes(DEVICE)):
@@ -151,11 +157,14 @@ class Deployment:
             time.sleep(0.05)
         assert client.returncode == 0, self.log(name)[-2000:]
         assert not cut, "the connections were never cut"
-        trained.committed = self._committed(name)
+        trained.committed = self._events(name, "round_committed")
+        trained.incidents = self._events(name, "incident")
         return trained
 
-    def _committed(self, name: str) -> list[dict[str, Any]]:
-        lines = [line for line in self.log(name).splitlines() if '"round_committed"' in line]
+    def _events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        """Returns the events of one kind that the client has written so far."""
+        begin = f'{{"event": "{kind}"'
+        lines = [line for line in self.log(name).splitlines() if line.startswith(begin)]
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def _connections_to_edge(self) -> list[str]:
@@ -222,6 +231,7 @@ def test_job_trains_over_the_link_and_a_push_that_breaks_goes_on_at_its_byte(
         f"\n{name}: rounds of {rounds} s; push at {goodput / link.rate_bps:.2f} of the link's rate"
     )
     assert all(side.num_lost > 0 for side in deployment.wire.sides) or not link.loss_ratio
+    assert not trained.incidents
     assert trained.losses == expected.losses
     offsets = re.findall(r"unit 1 is pushed on from byte (\d+)", deployment.log(DEVICE)[logged:])
     unit_bytes = expected.pushed_bytes(DEVICE) // ROUNDS

@@ -2,17 +2,13 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.v1 import control_unit_pb2, plan_pb2, scheduler_pb2
 
 
 def catch_up(
-    progress: JobProgress,
-    planner: Planner,
-    calls: HostCalls,
+    tools: AttemptTools,
     run: Callable[[control_unit_pb2.RunRoundRequest], control_unit_pb2.RoundPrepared],
     requests: RoundRequests,
     commit: plan_pb2.Commit,
@@ -31,7 +27,8 @@ def catch_up(
     Raises:
         CollapipeError: A cluster failed.
     """
-    behind = [i for i in range(progress.job.clusters) if i not in kept]
+    progress = tools.progress
+    behind = [i for i in range(tools.job.clusters) if i not in kept]
     num_repeated = commit.num_rounds - requests.restore_point.num_rounds
     before = f"{committed_rounds(num_repeated)} and " if num_repeated else ""
     progress.tell(
@@ -44,7 +41,7 @@ def catch_up(
     for committed in weights_since_restore_point(commit):
         round_index = committed.num_rounds - 1
         recorded = progress.jobs.round(progress.job_id, round_index)
-        plans, decision = planner.decide(round_index, recorded.plans)
+        plans, decision = tools.planner.decide(round_index, recorded.plans)
         running = set(behind) - set(recorded.late_clusters)
         plans = [plan for plan in plans if plan.cluster_index in running]
         repeated = []
@@ -53,7 +50,7 @@ def catch_up(
             request = requests.make(plan, decision, round_index, base, recorded, commit.anew_since)
             request.is_committed = True
             repeated.append(request)
-        prepared = calls.in_parallel(run, repeated)
+        prepared = tools.calls.in_parallel(run, repeated)
         for plan, result in zip(plans, prepared, strict=True):
             states[plan.cluster_index] = result.state
             requests.remember(plan)

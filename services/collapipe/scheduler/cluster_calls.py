@@ -14,16 +14,13 @@ from collapipe.errors import (
     PeerFaultyError,
     PeerLostError,
 )
-from collapipe.rpc import ChannelPool
 from collapipe.rpc.finding_messages import harmless
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.evaluations import Evaluations
-from collapipe.scheduler.host_calls import HostCalls, told_by
-from collapipe.scheduler.job_preparation import PreparedJob
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.planner import Planner
+from collapipe.scheduler.host_calls import told_by
 from collapipe.scheduler.round_answers import mistake_in
 from collapipe.scheduler.round_progress import RoundProgress, limit_seconds
-from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
+from collapipe.v1 import control_unit_pb2, job_pb2, plan_pb2
 
 _END_TRAINING_SECONDS = 10.0
 
@@ -33,23 +30,12 @@ class ClusterCalls:
 
     Args:
         evaluations: Takes what clusters count.
-        prepared: Has the rows that each cluster has loaded, and the sizes of the model.
     """
 
-    def __init__(
-        self,
-        progress: JobProgress,
-        planner: Planner,
-        channels: ChannelPool,
-        calls: HostCalls,
-        evaluations: Evaluations,
-        prepared: PreparedJob,
-    ) -> None:
-        self._progress = progress
-        self._planner = planner
-        self._channels = channels
-        self._calls = calls
-        self._prepared = prepared
+    def __init__(self, tools: AttemptTools, evaluations: Evaluations) -> None:
+        self._tools = tools
+        self._progress = tools.progress
+        self._calls = tools.calls
         self._running: dict[int, Any] = {}
         """The last call of each cluster, by its index."""
         self._asked_to_end: dict[int, tuple[plan_pb2.Attempt, Any]] = {}
@@ -67,9 +53,8 @@ class ClusterCalls:
             CollapipeError: The round failed, or was ended.
         """
         index = request.plan.cluster_index
-        control_unit = self._planner.hosts.clusters[index].control_unit
-        channel = self._channels.channel(control_unit.address)
-        stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+        control_unit = self._tools.control_unit(index)
+        stub = self._calls.control_unit(control_unit)
         call = self._running[index] = stub.RunRound(request, wait_for_ready=True)
         prepared = None
         for response in self._answers(call, request):
@@ -110,14 +95,14 @@ class ClusterCalls:
                 no progress.
             CollapipeError: Another error, whose text then names the control unit.
         """
-        hosts = self._planner.hosts
+        hosts, prepared = self._tools.hosts, self._tools.prepared
         index = request.plan.cluster_index
-        cluster, prepared = hosts.clusters[index], self._prepared
+        cluster = hosts.clusters[index]
         control_unit = cluster.control_unit.host_id
         near = [cluster.control_unit, *cluster.devices, hosts.edge_server]
         known = {name for host in near for name in (host.host_id, host.address)}
         known |= {name for s in request.previous_stages for name in (s.host_id, s.address)}
-        job, sizes = self._progress.job, prepared.sizes
+        job, sizes = self._tools.job, prepared.sizes
         progress = RoundProgress(
             request,
             limit_seconds(job.schedule.silence_seconds, request.predicted_step_seconds),
@@ -168,9 +153,7 @@ class ClusterCalls:
             asked = self._asked_to_end.get(index)
             if asked and asked[0] == attempt and not (asked[1].done() and asked[1].exception()):
                 continue
-            control_unit = self._planner.hosts.clusters[index].control_unit
-            channel = self._channels.channel(control_unit.address)
-            stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+            stub = self._calls.control_unit(self._tools.control_unit(index))
             request = control_unit_pb2.EndTrainingRequest(attempt=attempt)
             call = stub.EndTraining.future(request, timeout=_END_TRAINING_SECONDS)
             self._asked_to_end[index] = attempt, call

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import grpc
 
 from collapipe.errors import AttemptFailedError, CancelledError, CollapipeError, PeerLostError
-from collapipe.rpc import to_error, within_silence
+from collapipe.rpc import ChannelPool, to_error, within_silence
+from collapipe.v1 import control_unit_pb2_grpc, edge_server_pb2_grpc, scheduler_pb2
 
 T = TypeVar("T")
 
@@ -29,10 +30,12 @@ class HostCalls:
 
     def __init__(
         self,
+        channels: ChannelPool,
         silence_seconds: float,
         meanwhile: Callable[[], object] = lambda: None,
         why_unreachable: Callable[[str], str] = lambda host_id: "",
     ) -> None:
+        self.channels = channels
         self._silence_seconds = silence_seconds
         self._meanwhile = meanwhile
         self._next_meanwhile = 0.0
@@ -42,6 +45,16 @@ class HostCalls:
         self._has_failed = False
         self._calls: set[Any] = set()
         self._lock = threading.Lock()
+
+    def control_unit(
+        self, host: scheduler_pb2.Host
+    ) -> control_unit_pb2_grpc.ControlUnitServiceStub:
+        """Returns the methods of a control unit. Their calls are given to `answers` or `last_answer`."""
+        return control_unit_pb2_grpc.ControlUnitServiceStub(self.channels.channel(host.address))
+
+    def edge_server(self, host: scheduler_pb2.Host) -> edge_server_pb2_grpc.EdgeServerServiceStub:
+        """Returns the methods of an edge server, as `control_unit` does."""
+        return edge_server_pb2_grpc.EdgeServerServiceStub(self.channels.channel(host.address))
 
     def cancel(self, reason: str) -> None:
         """Ends all calls with a `CancelledError` of this reason."""

@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from collapipe.database import NOT_STORED
 from collapipe.errors import InvalidInputError
 from collapipe.job_life.commits import Beginning, Kept, can_catch_up, usable, where_to_begin
-from collapipe.rpc import ChannelPool
 from collapipe.scheduler.attempt_facts import commits_of, name_of
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.catching_up import committed_rounds
 from collapipe.scheduler.decisions import RoundDecision
-from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.rollback import go_to_commit
 from collapipe.v1 import (
     edge_server_pb2,
-    edge_server_pb2_grpc,
     plan_pb2,
     scheduler_pb2,
     secure_aggregation_pb2,
@@ -26,20 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 class JobCommits:
-    """The commits of one job, as one attempt sees them.
+    """The commits of one job, as one attempt sees them."""
 
-    Args:
-        planner: Has the hosts that take part.
-    """
-
-    def __init__(
-        self, progress: JobProgress, planner: Planner, channels: ChannelPool, calls: HostCalls
-    ) -> None:
-        self._progress = progress
-        self._job = progress.job
-        self._planner = planner
-        self._channels = channels
-        self._calls = calls
+    def __init__(self, tools: AttemptTools) -> None:
+        self._tools = tools
+        self._job = tools.job
+        self._progress = tools.progress
 
     def commit_round(
         self,
@@ -51,7 +39,7 @@ class JobCommits:
         late_clusters: Sequence[int] = (),
         unmasking: secure_aggregation_pb2.Unmasking | None = None,
     ) -> edge_server_pb2.CommitRoundResponse:
-        edge_server = self._planner.hosts.edge_server
+        edge_server = self._tools.hosts.edge_server
         request = edge_server_pb2.CommitRoundRequest(
             attempt=attempt,
             clusters=states,
@@ -63,10 +51,9 @@ class JobCommits:
             late_clusters=late_clusters,
             unmasking=unmasking,
         )
-        channel = self._channels.channel(edge_server.address)
-        stub = edge_server_pb2_grpc.EdgeServerServiceStub(channel)
-        call = stub.CommitRound(request, wait_for_ready=True)
-        answer = self._calls.last_answer(call, edge_server.host_id, "commit the round")
+        calls = self._tools.calls
+        call = calls.edge_server(edge_server).CommitRound(request, wait_for_ready=True)
+        answer = calls.last_answer(call, edge_server.host_id, "commit the round")
         self._progress.document.stored_bytes = answer.stored_bytes
         return answer
 
@@ -91,16 +78,18 @@ class JobCommits:
             if recorded is None or recorded.attempt != last.attempt or recorded.measured is None:
                 return
             decision, measured = RoundDecision.from_json(recorded.decision), recorded.measured
-            self._planner.take_over_round(decision, measured.summaries, measured.round_seconds)
+            self._tools.planner.take_over_round(
+                decision, measured.summaries, measured.round_seconds
+            )
         except (*NOT_STORED, InvalidInputError, LookupError, ValueError, ArithmeticError):
             # It is damaged, and no later round depends on it.
             logger.exception("job %s: the result of round %d is lost", job_id, last.num_rounds)
             return
-        self._progress.round_committed(measured, last, self._planner.state())
+        self._progress.round_committed(measured, last, self._tools.planner.state())
 
     def where_to_begin(self, last: plan_pb2.Commit, kept: Kept | None) -> Beginning:
         """Decides from which commit this attempt goes on, and with which results of the attempt before."""
-        commits, job, hosts = commits_of(last), self._job, self._planner.hosts
+        commits, job, hosts = commits_of(last), self._job, self._tools.hosts
         most = job.training.rounds + 1
         rounds_left = self._progress.document.privacy.rounds_left(job, most)
         if kept is not None:
@@ -146,8 +135,7 @@ class JobCommits:
         request = edge_server_pb2.RollBackRequest(
             job_id=document.job_id, num_rounds=num_rounds, attempt=document.attempt
         )
-        edge_server = self._planner.hosts.edge_server
-        answer = go_to_commit(edge_server, request, self._channels, self._calls)
+        answer = go_to_commit(self._tools.hosts.edge_server, request, self._tools.calls)
         document.stored_bytes = answer.stored_bytes
         self._progress.committed(answer.commit)
         return answer.commit

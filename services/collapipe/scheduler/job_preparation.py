@@ -27,7 +27,7 @@ from collapipe.errors import (
 from collapipe.evaluation import first_places
 from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool, impossible_value
+from collapipe.rpc import impossible_value
 from collapipe.rpc.finding_messages import from_message, harmless
 from collapipe.rpc.options import MAX_MESSAGE_BYTES
 from collapipe.scheduler.host_calls import HostCalls, told_by
@@ -37,7 +37,6 @@ from collapipe.scheduler.job_warnings import find_passes
 from collapipe.scheduler.round_problem import ModelSizes
 from collapipe.v1 import (
     control_unit_pb2,
-    control_unit_pb2_grpc,
     edge_server_pb2,
     edge_server_pb2_grpc,
     job_pb2,
@@ -76,9 +75,8 @@ class PreparedJob:
 class JobPreparation:
     """Prepares one job, and prepares it again when hosts were restarted."""
 
-    def __init__(self, progress: JobProgress, channels: ChannelPool, calls: HostCalls) -> None:
+    def __init__(self, progress: JobProgress, calls: HostCalls) -> None:
         self._progress = progress
-        self._channels = channels
         self._calls = calls
         self._loaded: dict[int, tuple[str, control_unit_pb2.PrepareDataResponse]] = {}
         """The process that has loaded the data of a cluster, and its answer, by cluster index."""
@@ -129,9 +127,7 @@ class JobPreparation:
             host_clusters=self._progress.job.host_clusters,
             owner=self._progress.document.owner,
         )
-        stub = edge_server_pb2_grpc.EdgeServerServiceStub(
-            self._channels.channel(edge_server.address)
-        )
+        stub = self._calls.edge_server(edge_server)
         self._unanswered = stub, request
         call = stub.PrepareJob(request, wait_for_ready=True)
         answer = self._calls.last_answer(
@@ -229,8 +225,7 @@ class JobPreparation:
             num_first_rows=self._num_first_rows(cluster_index),
             has_model=bool(self._progress.document.vocabulary_digest),
         )
-        channel = self._channels.channel(unit.address)
-        stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+        stub = self._calls.control_unit(unit)
         call = stub.PrepareData(request, wait_for_ready=True, timeout=_LOAD_SECONDS)
         try:
             data = self._calls.last_answer(call, unit.host_id, "load its data")

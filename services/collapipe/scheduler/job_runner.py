@@ -23,6 +23,7 @@ from collapipe.job_life.job_devices import JobDevices
 from collapipe.job_life.job_run import JobState
 from collapipe.job_life.tries import GivesUp, Tries
 from collapipe.rpc import ChannelPool, why_unreachable
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import SILENCE_SECONDS, HostRegistry, timestamp_after
@@ -64,14 +65,13 @@ class JobRunner:
         self._progress = JobProgress(document, jobs, events)
         self._job = self._progress.job
         self._registry = registry
-        self._channels = channels
         self._events = events
         self._telemetry = telemetry
-        self._calls = HostCalls(
-            self._job.schedule.silence_seconds, self._look_around, self._why_unreachable
-        )
-        self._preparation = JobPreparation(self._progress, channels, self._calls)
         schedule = self._job.schedule
+        self._calls = HostCalls(
+            channels, schedule.silence_seconds, self._look_around, self._why_unreachable
+        )
+        self._preparation = JobPreparation(self._progress, self._calls)
         self._state = JobState(Tries(schedule.retry_seconds), schedule.wait_for_hosts_seconds)
         self._gives_up: GivesUp | None = None
         """Why the job does not try again."""
@@ -307,15 +307,8 @@ class JobRunner:
         self._progress.warn(few_rows(self._job, prepared.num_rows))
         self._close_planner()
         planner = self._planner = self._make_planner(hosts, prepared)
-        self._rounds = RoundRunner(
-            self._progress,
-            prepared,
-            planner,
-            self._channels,
-            self._calls,
-            self._reusable,
-            self._state.failing,
-        )
+        tools = AttemptTools(self._progress, prepared, planner, self._calls)
+        self._rounds = RoundRunner(tools, self._reusable, self._state.failing)
         return job_run.Prepared(self._rounds.is_trained)
 
     def _train(self) -> job_run.RoundCommitted:
@@ -364,7 +357,7 @@ class JobRunner:
                 prepared.model,
                 prepared.sizes,
                 hosts,
-                self._channels,
+                self._calls.channels,
                 self._calls.ask,
                 self._telemetry,
                 stored,
@@ -566,7 +559,7 @@ class JobRunner:
     def _why_unreachable(self, host_id: str) -> str:
         for status in self._registry.statuses():
             if status.host.host_id == host_id:
-                return why_unreachable(self._channels.channel(status.host.address), host_id)
+                return why_unreachable(self._calls.channels.channel(status.host.address), host_id)
         return ""
 
     def _tell_recovery(self, message: str) -> None:

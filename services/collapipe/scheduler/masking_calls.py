@@ -15,17 +15,11 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
-from collapipe.rpc import ChannelPool, check_masking_keys
-from collapipe.scheduler.host_calls import HostCalls, told_by
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.planner import Planner
+from collapipe.rpc import check_masking_keys
+from collapipe.scheduler.attempt_tools import AttemptTools
+from collapipe.scheduler.host_calls import told_by
 from collapipe.secure_aggregation.keys import ENCRYPTED_BYTES, SECRET_BYTES, is_public_key
-from collapipe.v1 import (
-    control_unit_pb2,
-    control_unit_pb2_grpc,
-    plan_pb2,
-    secure_aggregation_pb2,
-)
+from collapipe.v1 import control_unit_pb2, plan_pb2, secure_aggregation_pb2
 
 _LIMIT_SECONDS = 120.0
 """A control unit that only sends signs of life for longer is given up."""
@@ -47,31 +41,26 @@ class MaskingCalls:
 
     def __init__(
         self,
-        progress: JobProgress,
-        planner: Planner,
-        channels: ChannelPool,
-        calls: HostCalls,
+        tools: AttemptTools,
         attempt: plan_pb2.Attempt,
         clusters: Sequence[int],
         total_samples: int,
     ) -> None:
-        self._planner = planner
-        self._channels = channels
-        self._calls = calls
+        self._tools = tools
         self._attempt = attempt
         self._clusters = clusters
         self._total_samples = total_samples
 
         def make_keys(cluster: int) -> secure_aggregation_pb2.SignedMaskingKeys:
             request = control_unit_pb2.MakeMaskingKeysRequest(
-                attempt=attempt, job=progress.spec, cluster_index=cluster
+                attempt=attempt, job=tools.progress.spec, cluster_index=cluster
             )
             task = "make masking keys"
             answer = self._ask(cluster, "MakeMaskingKeys", request, task)
             keys: secure_aggregation_pb2.SignedMaskingKeys = answer.keys
             try:
-                clusters = progress.job.host_clusters
-                found = check_masking_keys(channels.security, attempt, [keys], clusters)
+                clusters, security = tools.job.host_clusters, tools.calls.channels.security
+                found = check_masking_keys(security, attempt, [keys], clusters)
                 is_right = found.keys() == {cluster} and all(
                     is_public_key(key) for key in (found[cluster].mask, found[cluster].share)
                 )
@@ -95,8 +84,8 @@ class MaskingCalls:
                 raise self._wrong(cluster, task)
             return shares
 
-        self._keys = calls.in_parallel(make_keys, clusters)
-        self._shares = [one for sent in calls.in_parallel(share, clusters) for one in sent]
+        self._keys = tools.calls.in_parallel(make_keys, clusters)
+        self._shares = [one for sent in tools.calls.in_parallel(share, clusters) for one in sent]
 
     def masked_round(self, cluster: int) -> secure_aggregation_pb2.MaskedRound:
         """Returns what a cluster needs to mask its upload."""
@@ -131,17 +120,16 @@ class MaskingCalls:
 
         return secure_aggregation_pb2.Unmasking(
             keys=self._keys,
-            revealed=self._calls.in_parallel(reveal, present),
+            revealed=self._tools.calls.in_parallel(reveal, present),
             total_samples=self._total_samples,
         )
 
     def _ask(self, cluster: int, method: str, request: Any, task: str) -> Any:
-        control_unit = self._planner.hosts.clusters[cluster].control_unit
-        channel = self._channels.channel(control_unit.address)
-        stub = control_unit_pb2_grpc.ControlUnitServiceStub(channel)
+        control_unit, calls = self._tools.control_unit(cluster), self._tools.calls
+        stub = calls.control_unit(control_unit)
         call = getattr(stub, method)(request, wait_for_ready=True, timeout=_LIMIT_SECONDS)
         try:
-            return self._calls.last_answer(call, control_unit.host_id, task)
+            return calls.last_answer(call, control_unit.host_id, task)
         except CancelledError:
             raise
         except PeerLostError as error:
@@ -157,7 +145,7 @@ class MaskingCalls:
             raise PeerFaultyError(control_unit.host_id, message, refuses=refuses) from error
 
     def _wrong(self, cluster: int, task: str) -> PeerFaultyError:
-        host_id = self._planner.hosts.clusters[cluster].control_unit.host_id
+        host_id = self._tools.control_unit(cluster).host_id
         return PeerFaultyError(
             host_id,
             f"{host_id} gave a wrong answer when it was asked to {task}: run the same version everywhere, or leave the cluster out",

@@ -17,9 +17,7 @@ from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import equal_plan, with_addresses
 from collapipe.v1 import (
     control_unit_pb2,
-    control_unit_pb2_grpc,
     edge_server_pb2,
-    edge_server_pb2_grpc,
     job_pb2,
     model_use_pb2,
     plan_pb2,
@@ -58,11 +56,10 @@ class ModelUse:
         self._chunks = chunks
         self._registry = registry
         self._jobs = jobs
-        self._channels = channels
         job = jobs.get(start.job_id).job
         self.host_clusters = frozenset(job.host_clusters[:1])
         """The clusters of the deployment that nobody else uses meanwhile."""
-        self._calls = HostCalls(job.schedule.silence_seconds)
+        self._calls = HostCalls(channels, job.schedule.silence_seconds)
         self._has_turn = threading.Event()
         self._ended = threading.Event()
         self._client_tasks: dict[str, float | None] = {
@@ -135,10 +132,7 @@ class ModelUse:
             (control_unit_pb2.RunModelRequest(chunk=chunk) for chunk in self._sent_chunks()),
         )
         control_unit = hosts.clusters[0].control_unit
-        stub = control_unit_pb2_grpc.ControlUnitServiceStub(
-            self._channels.channel(control_unit.address)
-        )
-        call = stub.RunModel(requests, wait_for_ready=True)
+        call = self._calls.control_unit(control_unit).RunModel(requests, wait_for_ready=True)
         for response in self._calls.answers(call, control_unit.host_id, "use the model"):
             output = response.output
             if output.HasField("waiting_for"):
@@ -196,16 +190,13 @@ class ModelUse:
     ) -> Generator[model_use_pb2.ModelOutput, None, edge_server_pb2.PrepareJobResponse]:
         """Returns what the edge server knows of the model at its last commit."""
         edge_server = hosts.edge_server
-        stub = edge_server_pb2_grpc.EdgeServerServiceStub(
-            self._channels.channel(edge_server.address)
-        )
         request = edge_server_pb2.PrepareJobRequest(
             job=job_pb2.JobSpec(job_id=self.job_id, config_json=document.config_json),
             labels=document.labels,
             vocabulary=_vocabulary(document, hosts),
             owner=document.owner,
         )
-        call = stub.PrepareJob(request, wait_for_ready=True)
+        call = self._calls.edge_server(edge_server).PrepareJob(request, wait_for_ready=True)
         for answer in self._calls.answers(call, edge_server.host_id, "find the model"):
             if answer.HasField("commit"):
                 return answer
@@ -245,7 +236,7 @@ class ModelUse:
             is_use=True,
         )
         grant = grant_of(request, document.job, self._jobs.grants.next())
-        request.grant.CopyFrom(sign_grant(self._channels.security, grant))
+        request.grant.CopyFrom(sign_grant(self._calls.channels.security, grant))
         return request
 
     def _plan(

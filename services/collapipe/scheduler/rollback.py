@@ -5,7 +5,7 @@ from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import EDGE_SERVER, HostRegistry
 from collapipe.scheduler.job_store import JobStore, begins_anew
-from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, scheduler_pb2
+from collapipe.v1 import edge_server_pb2, scheduler_pb2
 
 
 def roll_back(
@@ -31,7 +31,7 @@ def roll_back(
             f"job {request.job_id} cannot go back to an earlier commit without the edge server, which keeps the commits: "
             "start it"
         )
-    calls = HostCalls(document.job.schedule.silence_seconds)
+    calls = HostCalls(channels, document.job.schedule.silence_seconds)
     answer = go_to_commit(
         edge_server,
         edge_server_pb2.RollBackRequest(
@@ -39,7 +39,6 @@ def roll_back(
             num_rounds=request.num_rounds,
             attempt=jobs.begin_use(request.job_id),
         ),
-        channels,
         calls,
     )
     commit = answer.commit
@@ -50,10 +49,8 @@ def roll_back(
 def go_to_commit(
     edge_server: scheduler_pb2.Host,
     request: edge_server_pb2.RollBackRequest,
-    channels: ChannelPool,
     calls: HostCalls,
 ) -> edge_server_pb2.RollBackResponse:
     """Makes a kept commit the last one of a job; raises the errors of `HostCalls.last_answer`."""
-    stub = edge_server_pb2_grpc.EdgeServerServiceStub(channels.channel(edge_server.address))
-    call = stub.RollBack(request, wait_for_ready=True)
+    call = calls.edge_server(edge_server).RollBack(request, wait_for_ready=True)
     return calls.last_answer(call, edge_server.host_id, "go to a kept commit")

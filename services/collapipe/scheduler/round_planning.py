@@ -3,26 +3,20 @@
 from collections.abc import Mapping, Sequence
 
 from collapipe.errors import InfeasibleError, InvalidInputError
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.job_documents import RoundDocument
-from collapipe.scheduler.job_preparation import PreparedJob
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.planner import Planner
 from collapipe.v1 import plan_pb2, scheduler_pb2
 
 
 class RoundPlanning:
-    """The decisions of one attempt.
+    """The decisions of one attempt."""
 
-    Args:
-        planner: Has the hosts that take part.
-    """
-
-    def __init__(self, progress: JobProgress, prepared: PreparedJob, planner: Planner) -> None:
-        self._progress = progress
-        self._job = progress.job
-        self._num_rows = prepared.num_rows
-        self._planner = planner
+    def __init__(self, tools: AttemptTools) -> None:
+        self._progress = tools.progress
+        self._job = tools.job
+        self._num_rows = tools.prepared.num_rows
+        self._planner = tools.planner
 
     def is_repeated(self, round_index: int) -> bool:
         """Returns whether an earlier attempt has committed a round."""

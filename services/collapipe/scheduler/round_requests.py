@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 
 from collapipe.rpc import grant_of, sign_grant
-from collapipe.rpc.credentials import Security
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.job_documents import RoundDocument
-from collapipe.scheduler.job_preparation import PreparedJob
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.planner import Planner
 from collapipe.v1 import control_unit_pb2, plan_pb2
 
 
@@ -19,20 +16,10 @@ class RoundRequests:
         restore_point: That of the last commit.
     """
 
-    def __init__(
-        self,
-        progress: JobProgress,
-        prepared: PreparedJob,
-        planner: Planner,
-        security: Security,
-        restore_point: plan_pb2.Commit,
-    ) -> None:
-        self._progress = progress
-        self._prepared = prepared
-        self._planner = planner
-        self._security = security
+    def __init__(self, tools: AttemptTools, restore_point: plan_pb2.Commit) -> None:
+        self._tools = tools
         self.restore_point = restore_point
-        self.previous_plans: list[plan_pb2.Plan | None] = [None] * progress.job.clusters
+        self.previous_plans: list[plan_pb2.Plan | None] = [None] * tools.job.clusters
         """The plan of the last round of each cluster for which it was not late: these hosts have its optimizer states."""
         self._holders: dict[int, Mapping[str, str]] = {}
         """The processes of these hosts, by the index of the cluster and by host id."""
@@ -49,7 +36,7 @@ class RoundRequests:
             processes: Those of its hosts, by host id; without it, the present ones.
         """
         if processes is None:
-            hosts = self._planner.hosts.by_id
+            hosts = self._tools.hosts.by_id
             processes = {stage.host_id: hosts[stage.host_id].incarnation for stage in plan.stages}
         self.previous_plans[plan.cluster_index] = plan
         self._holders[plan.cluster_index] = processes
@@ -74,27 +61,26 @@ class RoundRequests:
             base: The state from which the cluster begins.
             anew_since: That of the last commit.
         """
-        index = plan.cluster_index
-        edge_server, previous = self._planner.hosts.edge_server, self.previous_plans[index]
-        attempt = self._progress.attempt(round_index, plan.plan_id)
+        index, tools, progress = plan.cluster_index, self._tools, self._tools.progress
+        edge_server, previous = tools.hosts.edge_server, self.previous_plans[index]
         request = control_unit_pb2.RunRoundRequest(
-            attempt=attempt,
-            job=self._progress.spec,
-            model=self._prepared.model,
+            attempt=progress.attempt(round_index, plan.plan_id),
+            job=progress.spec,
+            model=tools.prepared.model,
             plan=plan,
             base=base,
-            labels=self._progress.document.labels,
-            local_steps=document.ended_early.get(index, self._progress.job.training.local_steps),
+            labels=progress.document.labels,
+            local_steps=document.ended_early.get(index, tools.job.training.local_steps),
             previous_stages=previous.stages if previous else (),
             edge_address=edge_server.address,
             edge_host_id=edge_server.host_id,
-            vocabulary=self._prepared.vocabulary,
+            vocabulary=tools.prepared.vocabulary,
             restore_point=self.restore_point.clusters[index],
             restore_num_rounds=self.restore_point.num_rounds,
             total_steps=document.total_steps,
             anew_since=anew_since,
-            predicted_step_seconds=self._planner.predicted_step_seconds(decision, index),
+            predicted_step_seconds=tools.planner.predicted_step_seconds(decision, index),
         )
-        grant = grant_of(request, self._progress.job, self._progress.jobs.grants.next())
-        request.grant.CopyFrom(sign_grant(self._security, grant))
+        grant = grant_of(request, tools.job, progress.jobs.grants.next())
+        request.grant.CopyFrom(sign_grant(tools.calls.channels.security, grant))
         return request

@@ -28,20 +28,16 @@ from collapipe.job_life.commits import Kept
 from collapipe.job_life.failing_clusters import FailingClusters
 from collapipe.job_life.failures import failure_of
 from collapipe.job_life.tries import Failure, Kind
-from collapipe.rpc import ChannelPool
 from collapipe.scheduler.attempt_facts import attempt_rules, committed, name_of
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.catching_up import catch_up, forget_moments
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.evaluations import Evaluations
-from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_commits import JobCommits
 from collapipe.scheduler.job_documents import RoundDocument
-from collapipe.scheduler.job_preparation import PreparedJob
-from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.masking_calls import MaskingCalls
 from collapipe.scheduler.plan_change import say_change
-from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_planning import RoundPlanning
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.scheduler.unusual_changes import UnusualChanges
@@ -127,28 +123,22 @@ class RoundRunner:
     Clusters with kept results repeat nothing.
 
     Args:
-        planner: Has the hosts that take part. Its owner may change them between two rounds.
         before: What this attempt can use of the one before.
         failing: The clusters that have failed in earlier attempts.
     """
 
     def __init__(
         self,
-        progress: JobProgress,
-        prepared: PreparedJob,
-        planner: Planner,
-        channels: ChannelPool,
-        calls: HostCalls,
+        tools: AttemptTools,
         before: Reusable | None = None,
         failing: FailingClusters | None = None,
     ) -> None:
-        self._progress = progress
-        self._job = progress.job
-        self._prepared = prepared
-        self._planner = planner
-        self._channels = channels
-        self._calls = calls
-        self._planning = RoundPlanning(progress, prepared, planner)
+        self._tools = tools
+        self._job = tools.job
+        self._progress = progress = tools.progress
+        self._planner = tools.planner
+        self._calls = tools.calls
+        self._planning = RoundPlanning(tools)
         self._unusual = UnusualChanges(progress)
         self._candidate_plans: list[plan_pb2.Plan | None] = []
         self._events: SimpleQueue[life.Event] = SimpleQueue()
@@ -159,9 +149,9 @@ class RoundRunner:
         self._round: _Round | None = None
         self._local_steps = 0
         self._started = self._run_began = self._next_tick = 0.0
-        self._commits = JobCommits(progress, planner, channels, calls)
-        self._commits.recover_result(prepared.commit)
-        last = self._commits.with_copied_candidate(prepared.commit)
+        self._commits = JobCommits(tools)
+        self._commits.recover_result(tools.prepared.commit)
+        last = self._commits.with_copied_candidate(tools.prepared.commit)
         beginning = self._commits.where_to_begin(last, before.kept if before else None)
         usable = before if before and beginning.kept else None
         self._results = _of_clusters(usable.results, beginning.kept) if usable else {}
@@ -169,12 +159,8 @@ class RoundRunner:
         self._evaluations = (
             usable.evaluations if usable else Evaluations(self._job.task.kind, self._job.clusters)
         )
-        self._clusters = ClusterCalls(
-            progress, planner, channels, calls, self._evaluations, prepared
-        )
-        self._requests = RoundRequests(
-            progress, prepared, planner, channels.security, last.restore_point
-        )
+        self._clusters = ClusterCalls(tools, self._evaluations)
+        self._requests = RoundRequests(tools, last.restore_point)
         for index, result in self._results.items():
             assert beginning.kept is not None
             self._requests.remember(result.message, beginning.kept.processes[index])
@@ -182,7 +168,7 @@ class RoundRunner:
         self._is_trained = beginning.is_trained
         """Whether only the evaluation of the last commit is missing."""
         self.state = begin_attempt(
-            attempt_rules(self._job, planner.hosts.edge_server, progress.document.attempt),
+            attempt_rules(self._job, tools.hosts.edge_server, progress.document.attempt),
             name_of(self._commit),
             failing or FailingClusters(),
             beginning.kept,
@@ -313,7 +299,7 @@ class RoundRunner:
 
     def _cluster_of(self, error: CollapipeError) -> int | None:
         """Returns the cluster because of which a phase has failed; `None` if it is none."""
-        units = [cluster.control_unit.host_id for cluster in self._planner.hosts.clusters]
+        units = [cluster.control_unit.host_id for cluster in self._tools.hosts.clusters]
         if self.state.phase is Phase.MASKING:
             host_id = error.host_id if isinstance(error, PeerLostError) else ""
             return units.index(host_id) if host_id in units else None
@@ -365,7 +351,7 @@ class RoundRunner:
             f"cluster {cluster} has trained on {state.samples[cluster]} rows, and all clusters on {num_rows}. The limit of this round "
             f"is {state.total_samples}, twice their rows before it: run the round again"
         )
-        error.prepared_by = self._planner.hosts.clusters[cluster].control_unit.host_id
+        error.prepared_by = self._tools.control_unit(cluster).host_id
         return error
 
     def _tell_left_out(self, action: life.ReportLeftOut) -> None:
@@ -379,15 +365,13 @@ class RoundRunner:
             scheduler_pb2.INCIDENT_CODE_HOST_LEFT_OUT,
             f"round {self.state.num_rounds + 1} goes on without cluster {cluster}, which is tried again in round {action.again + 1}: "
             f"{error}",
-            self._planner.hosts.clusters[cluster].control_unit.host_id,
+            self._tools.control_unit(cluster).host_id,
         )
 
     def _catch_up(self, action: life.CatchUp) -> life.Event:
         """Repeats the committed rounds with the clusters that kept no result."""
         differing = catch_up(
-            self._progress,
-            self._planner,
-            self._calls,
+            self._tools,
             self._run_repeated,
             self._requests,
             self._commit,
@@ -429,7 +413,7 @@ class RoundRunner:
                     change=say_change(decision),
                 )
             )
-        hosts, kept = self._planner.hosts.by_id, self.state.kept
+        hosts, kept = self._tools.hosts.by_id, self.state.kept
         processes = dict(kept.processes) if kept else {}  # Their hosts may take no part any more.
         for plan in document.plans:
             if plan.cluster_index not in processes:
@@ -447,7 +431,12 @@ class RoundRunner:
     def _agree_on_masks(self, action: life.AgreeOnMasks) -> life.Event:
         round_ = self._now
         with SPANS.span(_TRACK, "exchange masking keys"):
-            round_.masking = self._masking(sorted(action.clusters))
+            round_.masking = MaskingCalls(
+                self._tools,
+                round_.attempt,
+                sorted(action.clusters),
+                round_.document.total_samples,
+            )
         return life.Masked()
 
     def _run_clusters(self, clusters: Collection[int]) -> None:
@@ -537,8 +526,7 @@ class RoundRunner:
                 )
             except CollapipeError as error:
                 if error.cluster_index in present:
-                    unit = self._planner.hosts.clusters[error.cluster_index].control_unit
-                    error.prepared_by = unit.host_id
+                    error.prepared_by = self._tools.control_unit(error.cluster_index).host_id
                 raise
         self._commit, round_.changes = answer.commit, answer.changes
         return committed(answer.commit)
@@ -617,18 +605,6 @@ class RoundRunner:
             is_typical=not (document.late_clusters or document.ended_early or round_.kept),
         )
         self._progress.round_committed(measured, self._commit, self._planner.state())
-
-    def _masking(self, clusters: Sequence[int]) -> MaskingCalls:
-        """Lets the clusters that are to run a round agree on masks."""
-        return MaskingCalls(
-            self._progress,
-            self._planner,
-            self._channels,
-            self._calls,
-            self._now.attempt,
-            clusters,
-            self._now.document.total_samples,
-        )
 
 
 def _of_clusters(

@@ -56,8 +56,8 @@ class Prepared:
         ]
         clusters = tuple(ClusterHosts(unit, ()) for unit in units)
         edge = Host(host_id="edge-server", role=EDGE_SERVER, address=addresses["edge-server"])
-        calls = HostCalls(SECONDS)
-        JobPreparation(progress, self.cluster.channels, calls).prepare(JobHosts(edge, clusters))
+        calls = HostCalls(self.cluster.channels, SECONDS)
+        JobPreparation(progress, calls).prepare(JobHosts(edge, clusters))
 
 
 @pytest.fixture

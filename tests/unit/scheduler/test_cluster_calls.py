@@ -24,6 +24,7 @@ from collapipe.errors import (
 )
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler import cluster_calls, host_calls
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.cluster_calls import ClusterCalls
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.events import EventLog
@@ -38,18 +39,22 @@ from .jobs import SIZES, Clock, hosts, published, serving
 LIMIT_SECONDS = 60.0
 
 
-def test_job_looks_around_while_it_waits_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_looks_around_while_it_waits_for_calls(
+    monkeypatch: pytest.MonkeyPatch, channels: ChannelPool
+) -> None:
     monkeypatch.setattr(host_calls, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(host_calls, "_MEANWHILE_SECONDS", 0.01)
     looked = threading.Event()
-    calls = HostCalls(5.0, looked.set)
+    calls = HostCalls(channels, 5.0, looked.set)
     found = calls.in_parallel(lambda item: (item, looked.wait(LIMIT_SECONDS)), [1, 2])
     assert found == [(1, True), (2, True)]
     looked.clear()
     assert calls.run_detached(lambda: looked.wait(LIMIT_SECONDS))
 
 
-def test_first_failure_is_raised_although_others_have_succeeded_before() -> None:
+def test_first_failure_is_raised_although_others_have_succeeded_before(
+    channels: ChannelPool,
+) -> None:
     looked = threading.Event()
 
     def work(item: int) -> int:
@@ -59,7 +64,7 @@ def test_first_failure_is_raised_although_others_have_succeeded_before() -> None
         return item
 
     with pytest.raises(AttemptFailedError, match="call 2 failed"):
-        HostCalls(5.0, looked.set).in_parallel(work, [0, 2])
+        HostCalls(channels, 5.0, looked.set).in_parallel(work, [0, 2])
 
 
 LIMIT = 90.0
@@ -201,7 +206,8 @@ def run(unit: ControlUnit, progress: JobProgress, channels: ChannelPool) -> Run:
         plan_pb2.ModelSpec(), SIZES, job_pb2.BlobSource(), plan_pb2.Commit(), [20], [4]
     )
     evaluations = Evaluations("classification", 1)
-    calls = ClusterCalls(progress, planner, channels, HostCalls(60.0), evaluations, prepared)
+    tools = AttemptTools(progress, prepared, planner, HostCalls(channels, 60.0))
+    calls = ClusterCalls(tools, evaluations)
 
     def run_round(*told: Told, local_steps: int = 1) -> control_unit_pb2.RoundPrepared:
         unit.told = told

@@ -241,7 +241,7 @@ def test_warnings_stop_a_new_strict_job_and_a_flood_of_findings_is_refused(
     progress.document.last_commit = (0, 1)
     progress.document.vocabulary_digest = "0" * 64 if is_resumed else ""
     of = hosts_at(served[1])
-    preparation = JobPreparation(progress, channels, HostCalls(60.0))
+    preparation = JobPreparation(progress, HostCalls(channels, 60.0))
     for _ in range(2):  # What was told once is not told again.
         with pytest.raises(error):
             preparation.prepare(of)
@@ -289,9 +289,9 @@ def test_edge_server_is_told_that_the_job_was_cancelled(
 ) -> None:
     served[0].findings = ()
     progress = JobProgress(store.create(job()), store, events)
-    calls = HostCalls(60.0)
+    calls = HostCalls(channels, 60.0)
     served[0].asked = lambda: calls.cancel("no more")
-    preparation = JobPreparation(progress, channels, calls)
+    preparation = JobPreparation(progress, calls)
     try:
         with pytest.raises(CancelledError):
             preparation.prepare(hosts_at(served[1]))
@@ -318,7 +318,7 @@ def preparation(
     progress = JobProgress(store.create(config), store, events)
     progress.document.last_commit = (0, 1)
     served[0].findings = ()
-    yield JobPreparation(progress, channels, HostCalls(60.0))
+    yield JobPreparation(progress, HostCalls(channels, 60.0))
     served[0].more = PrepareDataResponse()
 
 

@@ -408,7 +408,7 @@ class Unending(link_pb2_grpc.LinkServiceServicer):
 
 def test_probes_end_with_their_job(channels: ChannelPool) -> None:
     """Those of a cancelled job would slow down the probes of the next one."""
-    slow, calls, of = Unending(), HostCalls(60.0), hosts(num_devices=2)
+    slow, calls, of = Unending(), HostCalls(channels, 60.0), hosts(num_devices=2)
     with serving(slow, link_pb2_grpc.add_LinkServiceServicer_to_server) as address:
         for host in of.by_id.values():
             host.address = address

@@ -23,10 +23,12 @@ from collapipe.errors import (
 )
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import LEAST_NOISE, JobConfig
+from collapipe.job_life import attempt_events
 from collapipe.job_life.attempt_events import CatchUp, CaughtUp, Copied, Event, TrainingBegan
 from collapipe.job_life.restore_points import becomes_candidate
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler import round_runner
+from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
@@ -124,7 +126,8 @@ class Runner(RoundRunner):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(round_runner, "JobCommits", Commits)
-            super().__init__(progress, prepared, planner, channels, HostCalls(5.0), **options)
+            tools = AttemptTools(progress, prepared, planner, HostCalls(channels, 5.0))
+            super().__init__(tools, **options)
 
     def _run_cluster(self, *_: Any, **__: Any) -> RoundPrepared:
         raise AttemptFailedError("a cluster failed")
@@ -254,9 +257,10 @@ def run_to_commit(
             assert store.round(document.job_id, 0).late_clusters == left_out
             raise CommitReachedError
 
-        def _masking(self, clusters: Sequence[int]) -> Any:
+        def _agree_on_masks(self, action: attempt_events.AgreeOnMasks) -> attempt_events.Masked:
             assert self._now.document.total_samples == 2 * (5 + 6 + 7)
-            return Masks(store, document.job_id)
+            self._now.masking = Masks(store, document.job_id)
+            return attempt_events.Masked()
 
     states = [ClusterState(cluster_index=index) for index in range(3)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
@@ -299,8 +303,9 @@ def test_masked_round_with_too_many_rows_is_refused_before_anything_is_revealed(
             rows = (5, 900, 7)[index]
             return RoundPrepared(state=ClusterState(cluster_index=index, num_samples=rows))
 
-        def _masking(self, clusters: Sequence[int]) -> Any:
-            return Masks(store, document.job_id)
+        def _agree_on_masks(self, action: attempt_events.AgreeOnMasks) -> attempt_events.Masked:
+            self._now.masking = Masks(store, document.job_id)
+            return attempt_events.Masked()
 
     states = [ClusterState(cluster_index=index) for index in range(3)]
     commit = Commit(clusters=states, restore_point=Commit(clusters=states))
