@@ -5,7 +5,6 @@ Tests use it where the kernel has no netem. The packets are those of the kernel'
 
 import fcntl
 import os
-import random
 import select
 import shutil
 import struct
@@ -21,17 +20,24 @@ import pytest
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _MTU = 1500
-_QUEUE_BYTES = 16 << 10
-"""Size of the queue before the link. Packets that do not fit are dropped. At 64 kbit/s a full queue delays by 2 s."""
+_QUEUE_BYTES = 32 << 10
+"""Size of the queue of each TCP connection before the link. Packets that do not fit are dropped."""
+_PORTS = slice(12, 24)
+"""Where an IPv4 packet has its addresses and ports."""
 
 
 @dataclass(frozen=True)
 class LinkQuality:
-    """What each direction of the link does to packets."""
+    """What each direction of the link does to packets.
+
+    Args:
+        lost_one_in: It loses every so-manyth packet; none if it is 0. If it drew lots, it would lose a packet again and again at times,
+            and its sender would be silent for longer than a job allows.
+    """
 
     rate_bps: float
     delay_seconds: float = 0.0
-    loss_ratio: float = 0.0
+    lost_one_in: int = 0
 
 
 class Side:
@@ -56,27 +62,41 @@ class Side:
         return ["ip", "netns", "exec", self.namespace]
 
     def carry(self, other: "Side", wire: "SlowWire") -> None:
-        """Carries packets from this side to the other one, until the wire is closed."""
-        draw = random.Random(self.namespace)
-        queue: deque[tuple[float, bytes]] = deque()
+        """Carries packets from this side to the other one, until the wire is closed. Connections send in turns, as with the fair queues of
+        many routers."""
+        num_packets = 0
+        waiting: dict[bytes, deque[bytes]] = {}
+        """Packets before the link, by connection; the one whose turn it is comes first."""
+        under_way: deque[tuple[float, bytes]] = deque()
         free_at = 0.0
         while not wire.closed:
-            now = time.monotonic()
-            while queue and queue[0][0] <= now:
+            quality, now = wire.quality, time.monotonic()
+            while waiting and free_at <= now:
+                ports, queue = next(iter(waiting.items()))
+                packet = queue.popleft()
+                del waiting[ports]
+                if queue:
+                    waiting[ports] = queue
+                free_at += 8 * len(packet) / quality.rate_bps
+                under_way.append((free_at + quality.delay_seconds, packet))
+            while under_way and under_way[0][0] <= now:
                 with suppress(OSError):  # The receiver's interface may be full, as on a real link.
-                    os.write(other._file, queue.popleft()[1])
-            pause = min(queue[0][0] - now, 0.1) if queue else 0.1
-            if not select.select([self._file], [], [], max(pause, 0.0))[0]:
+                    os.write(other._file, under_way.popleft()[1])
+            due = [now + 0.1]
+            due += [free_at] if waiting else []
+            due += [under_way[0][0]] if under_way else []
+            if not select.select([self._file], [], [], max(min(due) - now, 0.0))[0]:
                 continue
-            packet, now = os.read(self._file, 2 * _MTU), time.monotonic()
-            quality = wire.quality
-            free_at = max(free_at, now)
-            is_full = (free_at - now) * quality.rate_bps / 8 + len(packet) > _QUEUE_BYTES
-            if is_full or draw.random() < quality.loss_ratio:
+            packet, num_packets = os.read(self._file, 2 * _MTU), num_packets + 1
+            queue = waiting.get(packet[_PORTS], deque())
+            is_full = sum(map(len, queue)) + len(packet) > _QUEUE_BYTES
+            if is_full or (quality.lost_one_in and num_packets % quality.lost_one_in == 0):
                 self.num_lost += 1
                 continue
-            free_at += 8 * len(packet) / quality.rate_bps
-            queue.append((free_at + quality.delay_seconds, packet))
+            if not waiting:
+                free_at = max(free_at, time.monotonic())
+            queue.append(packet)
+            waiting[packet[_PORTS]] = queue
 
     def close(self) -> None:
         os.close(self._file)

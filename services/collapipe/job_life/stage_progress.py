@@ -99,9 +99,8 @@ class StageProgress:
     def limit_seconds(self) -> float:
         """How long stages may compute while nothing moves."""
         if self.longest_step_seconds is None:
-            most = _TIMES_THE_PREDICTION * self.predicted_step_seconds or _FIRST_STEP_SECONDS
-        else:
-            most = _TIMES_THE_LONGEST_STEP * self.longest_step_seconds
+            return first_limit_seconds(self.silence_seconds, self.predicted_step_seconds)
+        most = _TIMES_THE_LONGEST_STEP * self.longest_step_seconds
         return max(_LEAST_SILENCES * self.silence_seconds, most)
 
     def computed_seconds(self, now: float) -> float:
@@ -119,6 +118,13 @@ class StageProgress:
         if self.computed_seconds(now) > self.limit_seconds:
             return Hangs(self.computing)
         return None
+
+
+def first_limit_seconds(silence_seconds: float, predicted_step_seconds: float) -> float:
+    """Returns how long stages may compute while nothing moves, before a step of the round is done. The arguments are those of
+    `StageProgress`."""
+    most = _TIMES_THE_PREDICTION * predicted_step_seconds or _FIRST_STEP_SECONDS
+    return max(_LEAST_SILENCES * silence_seconds, most)
 
 
 def begin(silence_seconds: float, predicted_step_seconds: float, now: float) -> StageProgress:

@@ -9,13 +9,12 @@ other clusters ends earlier.
 import time
 from collections.abc import Callable
 
+from collapipe.job_life.stage_progress import first_limit_seconds
 from collapipe.v1 import control_unit_pb2
 
 _TIMES_THE_UNITS_LIMIT = 3
-"""The control unit has a limit of its own (`job_life/stage_progress.py`). It names the host that hangs, so it must be first."""
-_LEAST_SILENCES = 6
-_TIMES_THE_PREDICTION = 30
-_WITHOUT_PREDICTION_SECONDS = 3600.0
+"""The control unit has a limit of its own. It names the host that hangs, so it should be first. It is not if a step of the round took
+more than nine times the prediction: an unlimited time would let a control unit that lies hold a job for ever."""
 _PARTS = 1000
 """Bytes and rows count in so many parts. Otherwise each byte would be progress."""
 _TIMES_THE_WEIGHTS = 6
@@ -29,8 +28,7 @@ def limit_seconds(silence_seconds: float, predicted_step_seconds: float) -> floa
     Args:
         predicted_step_seconds: 0 if nothing is predicted.
     """
-    step = _TIMES_THE_PREDICTION * predicted_step_seconds or _WITHOUT_PREDICTION_SECONDS
-    return _TIMES_THE_UNITS_LIMIT * max(_LEAST_SILENCES * silence_seconds, step)
+    return _TIMES_THE_UNITS_LIMIT * first_limit_seconds(silence_seconds, predicted_step_seconds)
 
 
 class RoundProgress:
