@@ -31,8 +31,8 @@ class LinkQuality:
     """What each direction of the link does to packets.
 
     Args:
-        lost_one_in: It loses every so-manyth packet; none if it is 0. If it drew lots, it would lose a packet again and again at times,
-            and its sender would be silent for longer than a job allows.
+        lost_one_in: Of so many packets, the last one is lost; 0 loses none. If lots were drawn, a packet would be lost again and again at
+            times, and its sender would be silent for longer than a job allows.
     """
 
     rate_bps: float

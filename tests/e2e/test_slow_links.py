@@ -73,9 +73,10 @@ class Trained:
     incidents: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def losses(self) -> dict[int, list[float]]:
-        """The losses of each round. A round may be repeated, because hosts are silent for too long at times on such a link."""
-        return {event["num_rounds"]: event["summaries"][0]["losses"] for event in self.committed}
+    def losses(self) -> set[tuple[int, tuple[float, ...]]]:
+        """The losses of each round. A round may be repeated, because hosts are silent for too long at times on such a link; its losses
+        must then be the same bits."""
+        return {(e["num_rounds"], tuple(e["summaries"][0]["losses"])) for e in self.committed}
 
     def pushed_bytes(self, host: str | None = None) -> int:
         """Returns the bytes that the hosts of the near side pushed, in all rounds."""
