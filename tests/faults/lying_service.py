@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 
@@ -62,9 +63,10 @@ def _make_control_unit_lie() -> None:
 
 
 def _make_scheduler_impatient() -> None:
-    from collapipe.scheduler import round_progress
+    from collapipe.job_life import stage_progress
 
-    round_progress._LEAST_SILENCES = round_progress._WITHOUT_PREDICTION_SECONDS = _SILENCES  # type: ignore[assignment]
+    # `patch` fails if a name does not exist.
+    patch.multiple(stage_progress, _LEAST_SILENCES=_SILENCES, _FIRST_STEP_SECONDS=_SILENCES).start()
 
 
 if __name__ == "__main__":
