@@ -5,8 +5,8 @@
 
 A run has one or two faults, which its seed chooses. A process is killed and later started again, or is frozen for a
 while, or has a full disk, or its clock jumps by a day and later back. A box is switched off without a word, and later on
-again. A link is cut in one or both directions, or a host sends slowly. A device sends values that are not finite, or
-damaged bytes. A fault always comes at the same time after submission, but the job may be in another phase then. Every
+again. A link is cut in one or both directions, or a host sends slowly. A device sends damaged bytes, or, in a cluster that
+has others, values that are not finite: a job ends if its only device does so twice. A fault always comes at the same time after submission, but the job may be in another phase then. Every
 service has a network namespace of its own. Needs root.
 
 With `--results`, appends one JSON object for each run to a file. The exit status is 1 if any run, old or new, did not end
@@ -49,6 +49,7 @@ from collapipe.errors import CollapipeError  # noqa: E402
 from collapipe_client.processes import ProcessRecord  # noqa: E402
 
 DEVICES = [3, 1]
+"""The number of devices of each cluster."""
 _TRAINING = {"rounds": 12, "replicate_every": 2}
 _LATEST_FAULT_SECONDS = 8.0
 _DISK_BYTES = 64 << 20
@@ -92,7 +93,8 @@ def choose_faults(seed: int, names: list[str]) -> list[Fault]:
         kind = draw.choice(KINDS)
         candidates = _WITH_DISK if kind == "full disk" else names
         if kind in _OF_DEVICES:
-            candidates = [name for name in names if name.startswith("device")]
+            start = "device-0-" if kind == NOT_FINITE else "device-"
+            candidates = [name for name in names if name.startswith(start)]
         victim = draw.choice(candidates)
         other = draw.choice([name for name in names if name != victim])
         at, lasts = draw.uniform(0.0, _LATEST_FAULT_SECONDS), draw.uniform(0.5, 12.0)
