@@ -71,6 +71,7 @@ from collapipe.rpc import (  # noqa: E402
     sign_grant,
     sign_masking_keys,
 )
+from collapipe.rpc.options import TELLS_VERSIONS  # noqa: E402
 from collapipe.rpc.permissions import ANYBODY, PERMISSIONS  # noqa: E402
 from collapipe.scheduler import round_answers  # noqa: E402
 from collapipe.scheduler.job_documents import JobDocument  # noqa: E402
@@ -113,6 +114,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    TELLS_VERSIONS,
 ]
 """A channel of the project would not send what is too large for the server. Each channel has a connection of its own."""
 _SAMPLE_CLUSTER = 1

@@ -44,6 +44,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from benchmarks.imitated_clusters import DEVICES_PER_CLUSTER, HOSTS_PER_CLUSTER, address_of
 from collapipe.job import JobConfig
+from collapipe.rpc.options import TELLS_VERSIONS
 from collapipe.v1 import job_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 _CHURN_PER_SECOND = 1 / 200
@@ -84,7 +85,7 @@ class ImitatedHost:
         """Opens a new connection, and registers. Returns the interval of heartbeats in seconds."""
         async with self._one_call:
             # Otherwise all channels of a process share one connection.
-            options = [("grpc.use_local_subchannel_pool", 1)]
+            options = [TELLS_VERSIONS, ("grpc.use_local_subchannel_pool", 1)]
             # The former channel is closed here, as soon as nothing refers to it. Its method `close` would look at all tasks.
             self._channel = grpc.aio.insecure_channel(self._scheduler, options)
             self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
@@ -182,7 +183,7 @@ async def watch_as_many(scheduler: str, job_id: str, num_watchers: int) -> None:
 
     async def watch() -> None:
         nonlocal longest, num_messages, num_failures
-        options = [("grpc.use_local_subchannel_pool", 1)]
+        options = [TELLS_VERSIONS, ("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(scheduler, options) as channel:
             # These clients leave the events as they are. So this process takes little time of the machine.
             call: Any = channel.unary_stream(
@@ -234,7 +235,7 @@ async def load(
     await connect_all([host for host in hosts if host.comes_and_goes])
     running = [asyncio.create_task(host.run(interval)) for host in hosts]
     rounds = RoundTimes()
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, [TELLS_VERSIONS]) as channel:
         stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         submitted = time.monotonic()
         answer = await stub.SubmitJob(scheduler_pb2.SubmitJobRequest(config_json=job.to_json()))

@@ -33,6 +33,7 @@ from benchmarks.load import ImitatedHost, connect_all, make_job, process_size, s
 from collapipe.documents import read_document
 from collapipe.emulation.emulation_file import Emulation
 from collapipe.job import JobConfig
+from collapipe.rpc.options import TELLS_VERSIONS
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 from collapipe_client import LocalTestbed, load_preset
 
@@ -160,7 +161,7 @@ async def imitate(address: str, port: int, job: JobConfig) -> None:
         ImitatedHost(index, HOSTS_PER_CLUSTER - 1, address, port) for index in range(_NUM_SILENT)
     ]
     await connect_all(spare)
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with grpc.aio.insecure_channel(address, [TELLS_VERSIONS]) as channel:
         stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         await stub.SubmitJob(scheduler_pb2.SubmitJobRequest(config_json=job.to_json()))
         await asyncio.gather(*(host.run(interval) for host in hosts))

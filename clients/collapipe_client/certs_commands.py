@@ -12,6 +12,7 @@ from collapipe.certificates import Identity, Role, pki, tokens
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.identity import IN_A_CLUSTER, OF_OPERATORS
 from collapipe.errors import InvalidInputError
+from collapipe.protocol import OURS
 from collapipe.v1.enrollment_pb2 import JoinToken
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson
@@ -227,6 +228,7 @@ def token(
                 authority_address=authority,
                 scheduler_address=scheduler,
                 identity=identity.uri,
+                protocol=OURS,
             )
         )
         if as_json:

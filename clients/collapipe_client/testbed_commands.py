@@ -170,6 +170,8 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             if clock := say_clock(hosts, now):
                 say(f"  {clock}")
             for host in hosts:
+                if host.refusal:
+                    say(f"  {host.host.host_id} is refused: {indented(host.refusal)}")
                 if host.suspicion:
                     until = say_moment(host.suspected_until, now)
                     say(
@@ -227,7 +229,9 @@ def _host_row(status: HostStatus, ended: Collection[str]) -> list[str]:
     role = enum_word(HostRole.Name(host.role), "HostRole")
     cluster = "" if role == "edge_server" else str(host.cluster_index)
     alive = "yes" if status.alive else f"no: {say_last_seen(status, time.time())}"
-    if status.alive and host.host_id in ended:
+    if status.refusal:
+        alive = "no: refused"
+    elif status.alive and host.host_id in ended:
         alive = "no: its process has ended"
     elif status.alive and status.suspicion:
         alive = "suspected"

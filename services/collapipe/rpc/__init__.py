@@ -22,6 +22,7 @@ from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
 from collapipe.rpc.permissions import check_is_owner as check_is_owner
 from collapipe.rpc.permissions import check_not_revoked as check_not_revoked
+from collapipe.rpc.permissions import check_protocol as check_protocol
 from collapipe.rpc.permissions import describe_caller as describe_caller
 from collapipe.rpc.permissions import is_of_cluster as is_of_cluster
 from collapipe.rpc.permissions import is_owner as is_owner

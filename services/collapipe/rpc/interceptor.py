@@ -22,6 +22,7 @@ from collapipe.rpc.permissions import (
     caller_name,
     check_not_revoked,
     check_permitted,
+    check_protocol,
 )
 from collapipe.rpc.processor_shares import CALL_SECONDS, Meter, ProcessorShares
 from collapipe.rpc.refusal_log import RefusalLog
@@ -73,6 +74,8 @@ _MOST_REQUEST_BYTES = 64 << 10
 _LARGE_REQUESTS = {f"{_SCHEDULER}{name}" for name in ("SubmitJob", "CheckResume", "UseModel")}
 """No other request to the scheduler may have more than `_MOST_REQUEST_BYTES`, because it is kept while its call is open."""
 _HEALTH = "/grpc.health.v1.Health/"
+_REGISTER = f"{_SCHEDULER}RegisterHost"
+"""Looks at the versions of the protocol itself, because the scheduler shows which hosts it refuses."""
 _HEARTBEAT = f"{_SCHEDULER}Heartbeat"
 """Looks for revoked keys itself, because a caller with one must still be able to learn the list."""
 
@@ -289,11 +292,14 @@ class CallInterceptor(grpc.ServerInterceptor):
 
     def _check_permitted(self, method: str, context: grpc.ServicerContext) -> None:
         """Refuses a call that the caller may not make; raises `NotPermittedError`. Every peer may check the health."""
-        if self._permissions is None or method.startswith(_HEALTH):
+        if method.startswith(_HEALTH):
             return
-        check_permitted(method, context, self._permissions)
-        if method != _HEARTBEAT:
-            check_not_revoked(context, self._revoked)
+        if self._permissions is not None:
+            check_permitted(method, context, self._permissions)
+            if method != _HEARTBEAT:
+                check_not_revoked(context, self._revoked)
+        if method != _REGISTER:
+            check_protocol(context, caller_name(context), "the service that was called")
 
     def _take_share(self, method: str, caller: str) -> Meter:
         """Waits until a caller may use the processor. Raises the errors of `ProcessorShares.begin`."""

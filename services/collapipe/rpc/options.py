@@ -1,5 +1,13 @@
 """The gRPC options of servers, and those that clients and servers must have in common."""
 
+from collapipe.protocol import OURS
+
+PROTOCOL_AGENT = "collapipe-protocol"
+"""The name in the user agent of each call, after which the versions of the protocol of the caller come."""
+
+TELLS_VERSIONS = ("grpc.secondary_user_agent", f"{PROTOCOL_AGENT}/{OURS.oldest}-{OURS.newest}")
+"""The option of each channel to a service. The service refuses calls of a version that it does not understand."""
+
 KEEPALIVE_SECONDS = 10
 """How often each end checks an idle connection. It notices an unplugged peer long before TCP would."""
 
@@ -22,6 +30,7 @@ COMMON_OPTIONS = [
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_SECONDS * 1000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    TELLS_VERSIONS,
 ]
 
 SERVER_OPTIONS = [

@@ -1,5 +1,6 @@
 """The roles that may call each method, and the checks of callers' certificates."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,12 +16,17 @@ from collapipe.certificates.identity import (
 )
 from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.errors import NotPermittedError
+from collapipe.protocol import why_not_understood
+from collapipe.rpc.options import PROTOCOL_AGENT
+from collapipe.v1.enrollment_pb2 import ProtocolVersions
 
 ANYBODY = frozenset(Role)
 """Includes callers without a certificate, if the server asks for none. The method itself checks them."""
 
 _FROM_THIS_MACHINE = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 """Beginnings of gRPC's names of peers on the same machine."""
+
+_VERSIONS = re.compile(PROTOCOL_AGENT + r"/(\d{1,9})-(\d{1,9})(?!\d)", re.ASCII)
 
 _STAGE_HOSTS = frozenset({Role.CONTROL_UNIT, Role.DEVICE_AGENT, Role.EDGE_SERVER})
 _SCHEDULER = frozenset({Role.SCHEDULER})
@@ -105,6 +111,19 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
             f"{caller} may not call {service}/{name}: by their certificates, {may} may. Call as one of them, with a "
             "certificate of `collapipe certs`"
         )
+
+
+def check_protocol(context: grpc.ServicerContext, caller: str, service: str) -> None:
+    """Refuses a caller whose call tells no version of the protocol that this process understands; raises `NotPermittedError`."""
+    agents = (value for key, value in context.invocation_metadata() if key == "user-agent")
+    found = _VERSIONS.search(str(next(agents, "")))
+    theirs = (
+        ProtocolVersions(oldest=int(found[1]), newest=int(found[2]))
+        if found
+        else ProtocolVersions()
+    )
+    if why := why_not_understood(caller, theirs, service):
+        raise NotPermittedError(why)
 
 
 def check_not_revoked(context: grpc.ServicerContext, revoked: RevokedKeyList) -> None:

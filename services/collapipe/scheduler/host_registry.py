@@ -71,6 +71,8 @@ class HostRegistry:
         self._suspects: dict[str, _Suspect] = {}
         self._starts: dict[str, deque[float]] = {}
         """When the last processes of each host registered."""
+        self._refused: dict[str, tuple[scheduler_pb2.Host, str]] = {}
+        """Hosts whose last registration was refused, and why."""
         for role, name in ROLE_NAMES.items():
             # Counting 1,200 hosts takes 0.5 ms, and they send 600 heartbeats in a second.
             metrics.HOSTS.labels(name.lower()).set_function(partial(self._count_alive, role))
@@ -107,10 +109,19 @@ class HostRegistry:
                         host.address,
                         before.address,
                     )
+            self._refused.pop(host.host_id, None)
             self._hosts[host.host_id] = host
             self._last_seen[host.host_id] = now
             if len(self._hosts) > _MOST_HOSTS:
                 self._forget(min(self._last_seen, key=self._last_seen.__getitem__))
+
+    def refuse(self, host: scheduler_pb2.Host, reason: str) -> None:
+        """Takes note that a host may not register. It does not harm a process of the same host that is alive."""
+        with self._lock:
+            self._refused.pop(host.host_id, None)
+            self._refused[host.host_id] = host, reason  # as the last one
+            if len(self._refused) > _MOST_HOSTS:
+                del self._refused[next(iter(self._refused))]
 
     def _forget(self, host_id: str) -> None:
         for known in (self._hosts, self._last_seen, self._suspects, self._starts):
@@ -173,9 +184,13 @@ class HostRegistry:
             return [h for h in self._hosts.values() if self._silence(h) <= SILENCE_SECONDS]
 
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
-        """Returns the state of every host that is known."""
+        """Returns the state of every host that is known, and of those that were refused."""
         with self._lock:
-            return [self._status(host) for host in self._hosts.values()]
+            statuses = [self._status(host) for host in self._hosts.values()]
+            for host_id, (host, reason) in self._refused.items():
+                if host_id not in self._hosts:
+                    statuses.append(scheduler_pb2.HostStatus(host=host, refusal=reason))
+            return statuses
 
     def explain(self, error: CollapipeError) -> str:
         """Returns the text of an error. An error about an address also names the host there."""
@@ -188,6 +203,8 @@ class HostRegistry:
     def _status(self, host: scheduler_pb2.Host) -> scheduler_pb2.HostStatus:
         status = scheduler_pb2.HostStatus(host=host, alive=self._is_alive(host))
         status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))
+        if not status.alive and host.host_id in self._refused:
+            status.refusal = self._refused[host.host_id][1]
         if self._is_left_out(host):
             suspect = self._suspects[host.host_id]
             left = suspect.since + suspect.seconds - self._clock()

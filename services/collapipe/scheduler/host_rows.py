@@ -56,7 +56,7 @@ def _rows_of_host(
 ) -> Iterator[Message]:
     host_id = status.host.host_id
     if not status.alive:
-        why = status.suspicion or "it sends no heartbeats"
+        why = status.suspicion or status.refusal or "it sends no heartbeats"
         raise PeerLostError(
             host_id, f"{host_id} is not asked, because {why}: look at its log, or start it again"
         )

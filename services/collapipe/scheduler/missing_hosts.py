@@ -65,7 +65,9 @@ class MissingHosts:
             host = scheduler_pb2.MissingHost(host_id=host_id, wanted=text)
             status = statuses.get(host_id)
             if status is not None:
-                host.last_seen.CopyFrom(status.last_seen)
+                if status.HasField("last_seen"):
+                    host.last_seen.CopyFrom(status.last_seen)
+                host.left_out = status.refusal
                 if status.alive and host_id in left_out:
                     host.left_out = left_out[host_id] or status.suspicion
                 if status.alive and not host.left_out:
@@ -88,7 +90,9 @@ class MissingHosts:
             code = self._told[host_id] = _LEFT_OUT if host.left_out else _LOST
             if before.pop(host_id, None) == code:
                 continue
-            if host.left_out:
+            if (status := statuses.get(host_id)) is not None and status.refusal:
+                text = f"{host_id} is refused: {status.refusal}"
+            elif host.left_out:
                 text = f"{host_id} is left out although it sends heartbeats: {host.left_out}"
             elif host.HasField("last_seen"):
                 age = time.time() - host.last_seen.ToMilliseconds() / 1000

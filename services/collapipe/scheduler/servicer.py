@@ -18,12 +18,14 @@ from collapipe.errors import (
     NotPermittedError,
     WrongStateError,
 )
+from collapipe.protocol import OURS
 from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
     ChannelPool,
     check_is_caller,
     check_is_owner,
     check_not_revoked,
+    check_protocol,
     describe_caller,
     is_owner,
     owner_name,
@@ -116,9 +118,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         # A host is kept, and others get it. So it must not have more than this scheduler knows.
         host.DiscardUnknownFields()
         check_claims(host, context)
+        try:
+            check_protocol(context, host.host_id, "the scheduler")
+        except NotPermittedError as error:
+            self._registry.refuse(host, str(error))
+            raise
         self._registry.register(host)
         self._channels.know(host.host_id, host.address)
-        answer = scheduler_pb2.RegisterHostResponse(least_grant=self._least_grant(host))
+        answer = scheduler_pb2.RegisterHostResponse(
+            least_grant=self._least_grant(host), protocol=OURS
+        )
         revoked = self._channels.security.revoked
         if revoked.sha256:
             answer.revoked_keys.CopyFrom(revoked.signed)

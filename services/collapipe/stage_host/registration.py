@@ -15,6 +15,7 @@ from collapipe.errors import (
     PeerLostError,
     WrongStateError,
 )
+from collapipe.protocol import why_not_understood
 from collapipe.rpc import ChannelPool, call
 from collapipe.stage_host.job_deletion import JobDeletion
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -24,6 +25,12 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+_UPDATE_SECONDS = 300.0
+"""The wait after a scheduler of another version has registered this host. It counts the host as alive for a while each time."""
+
+
+class _OtherVersionError(Exception):
+    """The scheduler understands no version of the protocol that this host speaks."""
 
 
 class Registration:
@@ -67,6 +74,9 @@ class Registration:
                 failures = 0
                 while not self._closed.wait(interval):
                     interval = self._heartbeat() or interval
+            except _OtherVersionError as error:
+                logger.error("%s", error)
+                self._closed.wait(_UPDATE_SECONDS)
             except NotFoundError:
                 logger.info("the scheduler does not know this host any more: registering again")
             except WrongStateError as error:
@@ -84,6 +94,8 @@ class Registration:
     def _register(self) -> float:
         request = scheduler_pb2.RegisterHostRequest(host=self._host)
         answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
+        if why := why_not_understood("the scheduler", answer.protocol, self._host.host_id):
+            raise _OtherVersionError(why)
         # It may be another scheduler, or one whose state was restored.
         self._num_deletions = 0
         self._learn_revoked(answer)  # before the first grant counts

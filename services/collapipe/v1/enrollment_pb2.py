@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ollapipe/v1/enrollment.proto\x12\x0c\x63ollapipe.v1\"\x82\x01\n\tJoinToken\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61uthority_certificate\x18\x02 \x01(\x0c\x12\x19\n\x11\x61uthority_address\x18\x03 \x01(\t\x12\x19\n\x11scheduler_address\x18\x04 \x01(\t\x12\x10\n\x08identity\x18\x05 \x01(\t\"<\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"<\n\x0e\x45nrollResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x15\n\robserved_host\x18\x02 \x01(\t\"@\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\".\n\nRevokedKey\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x10\n\x08identity\x18\x02 \x01(\t\"E\n\x0bRevokedKeys\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x04keys\x18\x02 \x03(\x0b\x32\x18.collapipe.v1.RevokedKey\" \n\x0eRevokedIssuers\x12\x0e\n\x06sha256\x18\x01 \x03(\x0c\"u\n\x11SignedRevokedKeys\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06issuer\x18\x03 \x01(\x0c\x12\x17\n\x0frevoked_issuers\x18\x04 \x01(\x0c\x12\x16\n\x0eroot_signature\x18\x05 \x01(\x0c\x32\x9a\x01\n\x11\x45nrollmentService\x12\x43\n\x06\x45nroll\x12\x1b.collapipe.v1.EnrollRequest\x1a\x1c.collapipe.v1.EnrollResponse\x12@\n\x05Renew\x12\x1a.collapipe.v1.RenewRequest\x1a\x1b.collapipe.v1.RenewResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ollapipe/v1/enrollment.proto\x12\x0c\x63ollapipe.v1\"\xb4\x01\n\tJoinToken\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1d\n\x15\x61uthority_certificate\x18\x02 \x01(\x0c\x12\x19\n\x11\x61uthority_address\x18\x03 \x01(\t\x12\x19\n\x11scheduler_address\x18\x04 \x01(\t\x12\x10\n\x08identity\x18\x05 \x01(\t\x12\x30\n\x08protocol\x18\x06 \x01(\x0b\x32\x1e.collapipe.v1.ProtocolVersions\"2\n\x10ProtocolVersions\x12\x0e\n\x06oldest\x18\x01 \x01(\r\x12\x0e\n\x06newest\x18\x02 \x01(\r\"<\n\rEnrollRequest\x12\x0e\n\x06secret\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"<\n\x0e\x45nrollResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x15\n\robserved_host\x18\x02 \x01(\t\"@\n\x0cRenewRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x02 \x01(\x0c\"$\n\rRenewResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\".\n\nRevokedKey\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x10\n\x08identity\x18\x02 \x01(\t\"E\n\x0bRevokedKeys\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12&\n\x04keys\x18\x02 \x03(\x0b\x32\x18.collapipe.v1.RevokedKey\" \n\x0eRevokedIssuers\x12\x0e\n\x06sha256\x18\x01 \x03(\x0c\"u\n\x11SignedRevokedKeys\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x0e\n\x06issuer\x18\x03 \x01(\x0c\x12\x17\n\x0frevoked_issuers\x18\x04 \x01(\x0c\x12\x16\n\x0eroot_signature\x18\x05 \x01(\x0c\x32\x9a\x01\n\x11\x45nrollmentService\x12\x43\n\x06\x45nroll\x12\x1b.collapipe.v1.EnrollRequest\x1a\x1c.collapipe.v1.EnrollResponse\x12@\n\x05Renew\x12\x1a.collapipe.v1.RenewRequest\x1a\x1b.collapipe.v1.RenewResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,23 +32,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'collapipe.v1.enrollment_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOINTOKEN']._serialized_start=48
-  _globals['_JOINTOKEN']._serialized_end=178
-  _globals['_ENROLLREQUEST']._serialized_start=180
-  _globals['_ENROLLREQUEST']._serialized_end=240
-  _globals['_ENROLLRESPONSE']._serialized_start=242
-  _globals['_ENROLLRESPONSE']._serialized_end=302
-  _globals['_RENEWREQUEST']._serialized_start=304
-  _globals['_RENEWREQUEST']._serialized_end=368
-  _globals['_RENEWRESPONSE']._serialized_start=370
-  _globals['_RENEWRESPONSE']._serialized_end=406
-  _globals['_REVOKEDKEY']._serialized_start=408
-  _globals['_REVOKEDKEY']._serialized_end=454
-  _globals['_REVOKEDKEYS']._serialized_start=456
-  _globals['_REVOKEDKEYS']._serialized_end=525
-  _globals['_REVOKEDISSUERS']._serialized_start=527
-  _globals['_REVOKEDISSUERS']._serialized_end=559
-  _globals['_SIGNEDREVOKEDKEYS']._serialized_start=561
-  _globals['_SIGNEDREVOKEDKEYS']._serialized_end=678
-  _globals['_ENROLLMENTSERVICE']._serialized_start=681
-  _globals['_ENROLLMENTSERVICE']._serialized_end=835
+  _globals['_JOINTOKEN']._serialized_end=228
+  _globals['_PROTOCOLVERSIONS']._serialized_start=230
+  _globals['_PROTOCOLVERSIONS']._serialized_end=280
+  _globals['_ENROLLREQUEST']._serialized_start=282
+  _globals['_ENROLLREQUEST']._serialized_end=342
+  _globals['_ENROLLRESPONSE']._serialized_start=344
+  _globals['_ENROLLRESPONSE']._serialized_end=404
+  _globals['_RENEWREQUEST']._serialized_start=406
+  _globals['_RENEWREQUEST']._serialized_end=470
+  _globals['_RENEWRESPONSE']._serialized_start=472
+  _globals['_RENEWRESPONSE']._serialized_end=508
+  _globals['_REVOKEDKEY']._serialized_start=510
+  _globals['_REVOKEDKEY']._serialized_end=556
+  _globals['_REVOKEDKEYS']._serialized_start=558
+  _globals['_REVOKEDKEYS']._serialized_end=627
+  _globals['_REVOKEDISSUERS']._serialized_start=629
+  _globals['_REVOKEDISSUERS']._serialized_end=661
+  _globals['_SIGNEDREVOKEDKEYS']._serialized_start=663
+  _globals['_SIGNEDREVOKEDKEYS']._serialized_end=780
+  _globals['_ENROLLMENTSERVICE']._serialized_start=783
+  _globals['_ENROLLMENTSERVICE']._serialized_end=937
 # @@protoc_insertion_point(module_scope)

@@ -7,18 +7,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinToken(_message.Message):
-    __slots__ = ("secret", "authority_certificate", "authority_address", "scheduler_address", "identity")
+    __slots__ = ("secret", "authority_certificate", "authority_address", "scheduler_address", "identity", "protocol")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     AUTHORITY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     secret: bytes
     authority_certificate: bytes
     authority_address: str
     scheduler_address: str
     identity: str
-    def __init__(self, secret: _Optional[bytes] = ..., authority_certificate: _Optional[bytes] = ..., authority_address: _Optional[str] = ..., scheduler_address: _Optional[str] = ..., identity: _Optional[str] = ...) -> None: ...
+    protocol: ProtocolVersions
+    def __init__(self, secret: _Optional[bytes] = ..., authority_certificate: _Optional[bytes] = ..., authority_address: _Optional[str] = ..., scheduler_address: _Optional[str] = ..., identity: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolVersions, _Mapping]] = ...) -> None: ...
+
+class ProtocolVersions(_message.Message):
+    __slots__ = ("oldest", "newest")
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    oldest: int
+    newest: int
+    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class EnrollRequest(_message.Message):
     __slots__ = ("secret", "certificate_request")

@@ -129,14 +129,16 @@ class RegisterHostRequest(_message.Message):
     def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ...) -> None: ...
 
 class RegisterHostResponse(_message.Message):
-    __slots__ = ("heartbeat_interval", "least_grant", "revoked_keys")
+    __slots__ = ("heartbeat_interval", "least_grant", "revoked_keys", "protocol")
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     LEAST_GRANT_FIELD_NUMBER: _ClassVar[int]
     REVOKED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval: _duration_pb2.Duration
     least_grant: int
     revoked_keys: _enrollment_pb2.SignedRevokedKeys
-    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ...) -> None: ...
+    protocol: _enrollment_pb2.ProtocolVersions
+    def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ..., protocol: _Optional[_Union[_enrollment_pb2.ProtocolVersions, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_sha256")
@@ -175,18 +177,20 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until")
+    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until", "refusal")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     host: Host
     alive: bool
     last_seen: _timestamp_pb2.Timestamp
     suspicion: str
     suspected_until: _timestamp_pb2.Timestamp
-    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    refusal: str
+    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
     __slots__ = ("config_json", "resume")

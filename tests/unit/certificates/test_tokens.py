@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from collapipe.certificates import Identity, Role
 from collapipe.certificates.tokens import decode_token, encode_token
 from collapipe.errors import InvalidInputError
+from collapipe.protocol import OURS
 from collapipe.v1.enrollment_pb2 import JoinToken
 
 TOKEN = JoinToken(
@@ -13,6 +14,7 @@ TOKEN = JoinToken(
     authority_address="10.0.0.1:7200",
     scheduler_address="10.0.0.1:7100",
     identity="spiffe://collapipe/device-agent/pi/cluster/0",
+    protocol=OURS,
 )
 TEXT = encode_token(TOKEN)
 
@@ -51,4 +53,12 @@ def test_token_for_an_invalid_identity_is_refused(identity: str) -> None:
     other.CopyFrom(TOKEN)
     other.identity = identity
     with pytest.raises(InvalidInputError):
+        decode_token(encode_token(other))
+
+
+def test_token_of_another_version_names_the_machine_to_update() -> None:
+    other = JoinToken()
+    other.CopyFrom(TOKEN)
+    other.ClearField("protocol")
+    with pytest.raises(InvalidInputError, match="update CollaPipe on the machine of who made"):
         decode_token(encode_token(other))

@@ -13,6 +13,7 @@ from emulated_links import ChangingEmulation, NotingShaper
 
 from collapipe.rpc import ChannelPool, call_shaping, serve
 from collapipe.rpc.call_shaping import HOST_KEY, delayed
+from collapipe.rpc.options import COMMON_OPTIONS
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks, SharedLink
 from collapipe.traffic_shaping.pacing import Traffic
 
@@ -118,7 +119,7 @@ def test_messages_wait_for_their_link_as_control_traffic(hosts: Hosts, arity: st
 def test_caller_that_is_no_host_is_not_delayed(hosts: Hosts, time: FakeTime) -> None:
     hosts.emulation.set(links={"*": {"delay_seconds": 30.0}})
     served = hosts.serve(ECHO)
-    with grpc.insecure_channel(served.server.address) as channel:
+    with grpc.insecure_channel(served.server.address, COMMON_OPTIONS) as channel:
         assert Served(served.server, channel).call("unary_unary") == [b"ask"]
     assert time.slept == []
 

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from collapipe import v1
 from collapipe.certificates import Role
 from collapipe.rpc import Security, check_is_caller, check_is_owner, owner_name
+from collapipe.rpc.options import COMMON_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS
 
 from .authorities import Authority
@@ -168,9 +169,24 @@ def test_public_server_serves_callers_without_a_certificate_small_messages_of_pu
     stranger = grpc.ssl_channel_credentials(authority.path.read_bytes())
     with serving(ECHO, public, permissions=permissions) as served:
         served.channel.close()
-        served.channel = grpc.secure_channel(served.server.address, stranger)
+        served.channel = grpc.secure_channel(served.server.address, stranger, COMMON_OPTIONS)
         assert served.call("unary_unary", b"hello") == [b"hello"]
         failure = served.failure("unary_unary", bytes(100_000))
         assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "no role" in served.refusal("stream_unary")
+        served.channel.close()
+
+
+@pytest.mark.parametrize(
+    "agent", ["", "collapipe-protocol/0-0", "collapipe-protocol/7-9", "collapipe-protocol/1-"]
+)
+def test_caller_of_another_version_is_refused_but_may_check_the_health(agent: str) -> None:
+    options = [("grpc.secondary_user_agent", agent)] if agent else []
+    with serving(ECHO) as served:
+        served.channel.close()
+        served.channel = grpc.insecure_channel(served.server.address, options)
+        assert "update CollaPipe" in served.refusal("stream_stream")
+        health = health_pb2_grpc.HealthStub(served.channel)
+        answer = health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
         served.channel.close()

@@ -20,6 +20,7 @@ from collapipe.certificates import Role, pki
 from collapipe.errors import PeerLostError, WrongStateError
 from collapipe.rpc import ChannelPool, Security, call, why_unreachable, within_silence
 from collapipe.rpc import channel as channel_module
+from collapipe.rpc.options import COMMON_OPTIONS
 
 from .authorities import Authority, serial_number, serial_number_on_disk
 from .serving import ECHO, SECONDS, SERVICE, serving
@@ -190,7 +191,7 @@ def test_renewal_changes_nobody_who_may_call(
         fresh.security("scheduler:server")
         address = served.server.address
         assert serial_number(address, client) == serial_number_on_disk(server)
-        with grpc.secure_channel(address, stranger) as channel:
+        with grpc.secure_channel(address, stranger, COMMON_OPTIONS) as channel:
             method = channel.unary_unary(UNARY)
             if asks_callers:
                 with pytest.raises(PeerLostError):

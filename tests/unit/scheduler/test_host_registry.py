@@ -365,3 +365,17 @@ def test_host_that_is_silent_for_longest_is_forgotten_when_there_are_too_many(
         if number:
             registry.heartbeat("device-1", "1")
     assert {host.host_id for host in registry.heard()} == {"device-1", "device-3", "device-4"}
+
+
+def test_refused_host_is_shown_until_it_registers_and_harms_no_living_one() -> None:
+    registry, clock = registry_of("a")
+    registry.refuse(device("a", incarnation="older"), "too old")
+    registry.refuse(device("b"), "too old")
+    alive, unknown = registry.statuses()
+    assert (alive.alive, alive.refusal) == (True, "")
+    assert (unknown.host.host_id, unknown.alive, unknown.refusal) == ("b", False, "too old")
+    clock.now += 11
+    assert registry.statuses()[0].refusal == "too old"
+    for name in ("a", "b"):
+        registry.register(device(name))
+    assert [status.refusal for status in registry.statuses()] == ["", ""]

@@ -20,7 +20,7 @@ from collapipe.errors import (
 from collapipe.rpc import ChannelPool, Security
 from collapipe.stage_host import registration
 from collapipe.stage_host.registration import Registration
-from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
+from collapipe.v1.enrollment_pb2 import ProtocolVersions, SignedRevokedKeys
 from collapipe.v1.scheduler_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -43,6 +43,7 @@ class Scheduler(ChannelPool):
         self.refuse_heartbeat: list[CollapipeError] = []
         self.deleted: list[str] = []
         self.least_grant = 0
+        self.protocol = ProtocolVersions(oldest=1, newest=1)
         self.revoked: SignedRevokedKeys | None = None
         self.acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -60,7 +61,7 @@ class Scheduler(ChannelPool):
         self.heard.put(("register", request.host.incarnation))
         if self.refuse_registration:
             raise self.refuse_registration.pop(0)
-        answer = RegisterHostResponse(least_grant=self.least_grant)
+        answer = RegisterHostResponse(least_grant=self.least_grant, protocol=self.protocol)
         if self.revoked is not None:
             answer.revoked_keys.CopyFrom(self.revoked)
         answer.heartbeat_interval.FromMilliseconds(1)
@@ -274,3 +275,16 @@ def test_number_of_the_least_grant_comes_with_answers_and_falls_only_when_the_ho
         while scheduler.hears() != "register":
             pass
         assert learns() == 8
+
+
+def test_host_does_not_stay_registered_with_a_scheduler_of_another_version(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registration, "_UPDATE_SECONDS", 0.001)
+    scheduler.protocol.Clear()
+    with registered(scheduler):
+        assert scheduler.hears_next(3) == ["register"] * 3
+        scheduler.protocol.newest = 1
+        while scheduler.hears() != "heartbeat":
+            pass
+    assert "update CollaPipe on the machine of the scheduler" in caplog.text

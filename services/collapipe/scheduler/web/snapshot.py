@@ -441,7 +441,9 @@ def _host(
         "memory_bytes": number(rates.memory_bytes.get(host.host_id), 3),
         "limit_bytes": host.memory_bytes or None,
     }
-    if not status.alive:
+    if status.refusal:
+        told["refusal"] = text(status.refusal)
+    if not status.alive and status.HasField("last_seen"):
         told["last_seen"] = number(status.last_seen.ToMilliseconds() / 1000, 11)
     if status.suspicion:
         told["suspicion"] = text(status.suspicion)

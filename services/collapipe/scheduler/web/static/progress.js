@@ -131,7 +131,8 @@ export function problems({ job, sections }) {
   for (const host of details.flatMap((detail) => [...detail.pipeline, ...detail.others]).concat(sections.edge ?? [])) {
     if (named.has(host.id)) continue;
     named.add(host.id);
-    if (host.state === "lost")
+    if (host.refusal) found.push({ id: host.id, text: `${host.id} is refused: ${host.refusal}` });
+    else if (host.state === "lost")
       found.push({
         id: host.id,
         text: `${host.id} is lost: ${host.last_seen ? `no heartbeat since ${clock(host.last_seen)}` : "it has not registered"}. Start it again, or look at its network.`,

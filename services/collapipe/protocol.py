@@ -1,0 +1,33 @@
+"""The versions of the protocol that the processes of a deployment speak with each other.
+
+A change needs a new version if an older process would misunderstand it: messages that mean something else, or come in another order. A new
+field or method that an older process can do without needs none.
+"""
+
+from collapipe.v1.enrollment_pb2 import ProtocolVersions
+
+OURS = ProtocolVersions(oldest=1, newest=1)
+"""A process that tells no versions is older than all of them."""
+
+
+def why_not_understood(
+    peer: str, theirs: ProtocolVersions, other: str, ours: ProtocolVersions = OURS
+) -> str:
+    """Returns why two sides have no version in common, and what to update; "" if they have one.
+
+    Args:
+        other: Names this side.
+    """
+    if theirs.oldest <= ours.newest and ours.oldest <= theirs.newest:
+        return ""
+    older = peer if theirs.newest < ours.oldest else other
+    return (
+        f"{peer} speaks {_in_words(theirs)} of the protocol of CollaPipe, and {other} {_in_words(ours)}: update CollaPipe "
+        f"on the machine of {older}"
+    )
+
+
+def _in_words(versions: ProtocolVersions) -> str:
+    if versions.oldest == versions.newest:
+        return f"version {versions.newest}"
+    return f"versions {versions.oldest} to {versions.newest}"
