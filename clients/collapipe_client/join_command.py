@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
 from collapipe_client.addresses import read_address
 from collapipe_client.cli_options import AsJson
+from collapipe_client.job_files import read_toml
 from collapipe_client.reporting import exit_codes, print_json, say
 
 _DEADLINE_SECONDS = 20.0
@@ -38,6 +40,9 @@ _MODULES = {
 _COMPUTING = (Role.EDGE_SERVER, *IN_A_CLUSTER)
 
 DEFAULT_FOLDER = Path("/etc/collapipe")
+_STATE_OF_SYSTEM = Path("/var/lib/collapipe")
+"""The state of a service in the default folder. Others keep their state below their folder, which belongs to the same user."""
+_LISTEN, _METRICS_LISTEN = "0.0.0.0:7100", "0.0.0.0:9100"
 BoxOption = Annotated[
     Path,
     typer.Option("--folder", metavar="DIR", help="Folder for the certificate and the settings."),
@@ -57,14 +62,23 @@ def join(
         ),
     ] = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the service listens.")
-    ] = "0.0.0.0:7100",
+        str | None,
+        typer.Option(metavar="HOST:PORT", help=f"Where the service listens. Default: {_LISTEN}."),
+    ] = None,
     metrics_listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where the service serves /metrics.")
-    ] = "0.0.0.0:9100",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"Where the service serves /metrics. Default: {_METRICS_LISTEN}.",
+        ),
+    ] = None,
     state_dir: Annotated[
-        Path, typer.Option(metavar="DIR", help="State of the service, if its role has any.")
-    ] = Path("/var/lib/collapipe"),
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help=f"State of the service. Default: {_STATE_OF_SYSTEM}, or the folder state in another --folder.",
+        ),
+    ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Run the service, after joining if necessary.")
     ] = False,
@@ -76,8 +90,8 @@ def join(
 ) -> None:
     """Make this machine a part of a deployment. Its key is made here and never leaves it.
 
-    The command can be repeated and then changes nothing. Another host in --advertise needs a new token. After the key of the machine
-    was revoked, use a new token and --again.
+    The command can be repeated. Then it changes the settings whose options are given. Another host in --advertise needs a new token.
+    After the key of the machine was revoked, use a new token and --again.
     """
     with exit_codes(as_json):
         read, identity = decode_token(token)
@@ -85,8 +99,12 @@ def join(
             raise InvalidInputError(
                 f"the token is for {identity}, which runs no service: leave --run out"
             )
-        for option, value in (("--listen", listen), ("--metrics-listen", metrics_listen)):
-            read_address(option, value)
+        addresses = {"listen": listen, "metrics_listen": metrics_listen, "advertise": advertise}
+        given = {name: address for name, address in addresses.items() if address is not None}
+        for name, address in given.items():
+            read_address(f"--{name.replace('_', '-')}", address)
+        if state_dir is not None:
+            given["state_dir"] = str(state_dir.absolute())
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
         box = BoxFolder(folder.absolute())
         joined, observed = _already_joined(box, identity, read, host), ""
@@ -96,14 +114,17 @@ def join(
         if joined is None:
             joined, observed = _enroll(box, identity, read, host)
         command = _next_command(identity, read, box)
+        changed: dict[str, str] = {}
         if identity.role in _MODULES and (is_new or not box.settings_file(identity).exists()):
-            port = listen.rpartition(":")[2]
+            port = given.get("listen", _LISTEN).rpartition(":")[2]
             settings = {
-                "listen": listen,
-                "metrics_listen": metrics_listen,
-                "advertise": advertise or f"{_reachable_host(joined, observed)}:{port}",
+                "listen": _LISTEN,
+                "metrics_listen": _METRICS_LISTEN,
+                "advertise": f"{_reachable_host(joined, observed)}:{port}",
             }
-            box.write_settings(identity, settings | _settings(identity, read, box, state_dir))
+            box.write_settings(identity, settings | _settings(identity, read, box) | given)
+        elif identity.role in _MODULES:
+            changed = _change_settings(box, identity, given)
         if as_json:
             print_json(
                 {
@@ -111,12 +132,16 @@ def join(
                     "name": identity.name,
                     "expires": joined.expires.isoformat(),
                     "joined_now": is_new,
+                    "changed": changed,
                     "next": command,
                 }
             )
         else:
             when = "now" if is_new else "already"
             say(f"this machine is {when} {identity}, until {joined.expires:%Y-%m-%d}")
+            if changed:
+                words = ", ".join(f"{name} = {value}" for name, value in changed.items())
+                say(f"changed in {box.settings_file(identity)}: {words}. Restart the service")
             say(f"next: {shlex.join(command)}")
         if run:
             sys.stdout.flush()
@@ -205,9 +230,22 @@ def _peer(address: str) -> str:
     return f"the authority at {address}"
 
 
-def _settings(
-    identity: Identity, token: JoinToken, box: "BoxFolder", state_dir: Path
-) -> dict[str, str | int]:
+def _change_settings(
+    box: "BoxFolder", identity: Identity, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Changes settings in the file of a box, and returns those that are new. `advertise` gets the port of a new `listen`."""
+    file = box.settings_file(identity)
+    settings = read_toml(file, "delete it, and join again")
+    changed = {name: value for name, value in given.items() if settings.get(name) != value}
+    if "listen" in changed and "advertise" not in given and "advertise" in settings:
+        host, port = settings["advertise"].rpartition(":")[0], changed["listen"].rpartition(":")[2]
+        changed["advertise"] = f"{host}:{port}"
+    if changed:
+        box.write_settings(identity, settings | changed)
+    return changed
+
+
+def _settings(identity: Identity, token: JoinToken, box: "BoxFolder") -> dict[str, str | int]:
     """Returns the settings of the service except its addresses."""
     settings: dict[str, str | int] = {"host_id": identity.name}
     if identity.role is not Role.SCHEDULER:
@@ -215,7 +253,9 @@ def _settings(
     if identity.role in IN_A_CLUSTER:
         settings["cluster_index"] = identity.cluster
     if identity.role in _MODULES:
-        settings["state_dir"] = str(state_dir)
+        folder = box.tls.parent
+        is_of_system = folder == DEFAULT_FOLDER
+        settings["state_dir"] = str(_STATE_OF_SYSTEM if is_of_system else folder / "state")
     if identity.role in _COMPUTING:
         # A box computes for itself. Processes that share a machine keep the default of one thread.
         settings["threads"] = psutil.cpu_count(logical=False) or 1

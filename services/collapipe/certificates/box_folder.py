@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 
@@ -148,9 +149,17 @@ class BoxFolder:
         """Returns the certificate of the root. Raises `InvalidInputError` if it is missing."""
         return read_required(self.tls / "ca.pem", pki.read_certificate, _JOIN_AGAIN)
 
-    def write_settings(self, identity: Identity, settings: Mapping[str, str | int]) -> None:
-        """Writes the settings file of the service. A file of an earlier join is renamed to `.before`."""
+    def write_settings(self, identity: Identity, settings: Mapping[str, Any]) -> None:
+        """Writes the settings file of the service. A file of an earlier join is renamed to `.before`.
+
+        Raises:
+            InvalidInputError: A setting is a table, or a file cannot be written.
+        """
         path = self.settings_file(identity)
+        if table := next((key for key, value in settings.items() if isinstance(value, dict)), ""):
+            raise InvalidInputError(
+                f"{path} has a table {table}, which this command cannot write: change the file by hand"
+            )
         if path.exists():  # Its owner may have changed it, and may want the changes back.
             with file_errors(path):
                 path.replace(path.with_name(f"{path.name}.before"))

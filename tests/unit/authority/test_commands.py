@@ -16,6 +16,7 @@ from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security
 from collapipe.service_process import ServiceSettings
+from collapipe_client.job_files import read_toml
 
 from .conftest import SCHEDULER, Served, changed, collapipe
 
@@ -180,6 +181,26 @@ def test_settings_file_has_the_settings_of_its_role(
     every = {"host_id", "listen", "metrics_listen", "advertise", "tls_ca", "tls_cert", "tls_key"}
     assert written == every | keys
     assert written - keys <= set(ServiceSettings.model_fields)
+
+
+def test_repeated_join_changes_what_was_asked_and_keeps_the_rest(
+    served: Served, tmp_path: Path
+) -> None:
+    token, file = served.token(), tmp_path / "device-agent.toml"
+    joined(token, "--folder", tmp_path)
+    assert read_toml(file, "")["state_dir"] == str(tmp_path / "state")
+    with open(file, "a", encoding="utf-8") as settings:
+        settings.write('device = "cuda" # mine\nspeeds = [1.5, true]\n')
+    before = read_toml(file, "")
+    assert joined(token, "--folder", tmp_path)["changed"] == {}
+    said = joined(token, "--folder", tmp_path, "--listen", "0.0.0.0:7300", "--state-dir", "/srv")
+    host = before["advertise"].rpartition(":")[0]
+    changed = {"listen": "0.0.0.0:7300", "state_dir": "/srv", "advertise": f"{host}:7300"}
+    assert said["changed"] == changed and not said["joined_now"]
+    assert read_toml(file, "") == before | changed
+    with open(file, "a", encoding="utf-8") as settings:
+        settings.write("[table]\nkey = 1\n")
+    assert "by hand" in refused("join", token, "--folder", tmp_path, "--listen", "0.0.0.0:7400")
 
 
 def test_client_gets_a_certificate_and_a_command_that_uses_it(
