@@ -7,11 +7,11 @@ from collapipe.errors import InvalidInputError
 
 
 def read_address(option: str, text: str, *, least_port: int = 1) -> tuple[str, int]:
-    """Reads HOST:PORT. Raises `InvalidInputError` for any other text."""
-    found = re.fullmatch(r"([^\s/]+):(\d{1,5})", text, re.ASCII)
+    """Reads HOST:PORT, with an IPv6 address in brackets. Raises `InvalidInputError` for any other text."""
+    found = re.fullmatch(r"(\[[^\s/\[\]]+\]|[^\s/:\[\]]+):(\d{1,5})", text, re.ASCII)
     if not found or not least_port <= int(found[2]) < 65536:
         raise InvalidInputError(
-            f"{option} {text}: is not HOST:PORT with a port from {least_port} to 65535, for example 192.168.1.10:7100"
+            f"{option} {text}: is not HOST:PORT with a port from {least_port} to 65535, for example 192.168.1.10:7100 or [fd77::10]:7100"
         )
     return found[1].strip("[]"), int(found[2])
 
