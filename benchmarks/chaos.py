@@ -5,8 +5,8 @@
 
 A run has one or two faults, which its seed chooses. A process is killed and later started again, or is frozen for a
 while, or has a full disk, or its clock jumps by a day and later back. A box is switched off without a word, and later on
-again. A link is cut in one or both directions, or a host sends slowly. A device sends damaged bytes, or, in a cluster that
-has others, values that are not finite: a job ends if its only device does so twice. A fault always comes at the same time after submission, but the job may be in another phase then. Every
+again. A link is cut in one or both directions, or a host sends slowly. A device sends damaged bytes. Or it sends values that
+are not finite, if its cluster has other devices: a job ends if its only device does so twice. A fault always comes at the same time after submission, but the job may be in another phase then. Every
 service has a network namespace of its own. Needs root.
 
 With `--results`, appends one JSON object for each run to a file. The exit status is 1 if any run, old or new, did not end

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -22,6 +22,7 @@ from collapipe.certificates.identity import (
 from collapipe.certificates.pki import HolderCertificate
 from collapipe.certificates.tokens import decode_token
 from collapipe.errors import InvalidInputError
+from collapipe.protocol import why_not_understood
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
@@ -43,6 +44,13 @@ DEFAULT_FOLDER = Path("/etc/collapipe")
 _STATE_OF_SYSTEM = Path("/var/lib/collapipe")
 """The state of a service in the default folder. Others keep their state below their folder, which belongs to the same user."""
 _LISTEN, _METRICS_LISTEN = "0.0.0.0:7100", "0.0.0.0:9100"
+_DECIDED_ANEW = frozenset(
+    {
+        *("host_id", "scheduler", "cluster_index", "listen", "metrics_listen", "advertise"),
+        *("tls_ca", "tls_cert", "tls_key"),
+    }
+)
+"""The settings that each join with a new token decides. It keeps all others."""
 BoxOption = Annotated[
     Path,
     typer.Option("--folder", metavar="DIR", help="Folder for the certificate and the settings."),
@@ -117,12 +125,13 @@ def join(
         changed: dict[str, str] = {}
         if identity.role in _MODULES and (is_new or not box.settings_file(identity).exists()):
             port = given.get("listen", _LISTEN).rpartition(":")[2]
-            settings = {
+            settings: dict[str, Any] = {
                 "listen": _LISTEN,
                 "metrics_listen": _METRICS_LISTEN,
                 "advertise": f"{_reachable_host(joined, observed)}:{port}",
             }
-            box.write_settings(identity, settings | _settings(identity, read, box) | given)
+            settings |= _settings(identity, read, box)
+            box.write_settings(identity, settings | _kept(box, identity) | given)
         elif identity.role in _MODULES:
             changed = _change_settings(box, identity, given)
         if as_json:
@@ -141,7 +150,8 @@ def join(
             say(f"this machine is {when} {identity}, until {joined.expires:%Y-%m-%d}")
             if changed:
                 words = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                say(f"changed in {box.settings_file(identity)}: {words}. Restart the service")
+                restart = "" if run else "; restart the service"
+                say(f"changed in {box.settings_file(identity)}: {words}{restart}")
             say(f"next: {shlex.join(command)}")
         if run:
             sys.stdout.flush()
@@ -207,7 +217,13 @@ def _already_joined(
 def _enroll(
     box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
 ) -> "tuple[HolderCertificate, str]":
-    """Joins, and returns the certificate and the address from which the authority was called."""
+    """Joins, and returns the certificate and the address from which the authority was called.
+
+    Raises:
+        InvalidInputError: Another version has made the token.
+    """
+    if why := why_not_understood("the maker of the join token", token.protocol, "this machine"):
+        raise InvalidInputError(f"{why}, and make a new token with `collapipe certs token`")
 
     root = pki.read_certificate(token.authority_certificate)
     address = token.authority_address
@@ -230,16 +246,29 @@ def _peer(address: str) -> str:
     return f"the authority at {address}"
 
 
+def _kept(box: "BoxFolder", identity: Identity) -> dict[str, Any]:
+    """Returns the settings of an earlier join that the token and the addresses do not decide."""
+    file = box.settings_file(identity)
+    if not file.exists():
+        return {}
+    settings = read_toml(file, "delete it, and join again")
+    return {name: value for name, value in settings.items() if name not in _DECIDED_ANEW}
+
+
 def _change_settings(
     box: "BoxFolder", identity: Identity, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Changes settings in the file of a box, and returns those that are new. `advertise` gets the port of a new `listen`."""
+    """Changes settings in the file of a box, and returns those that are new.
+
+    If `advertise` has the port of `listen`, it gets the port of a new one.
+    """
     file = box.settings_file(identity)
     settings = read_toml(file, "delete it, and join again")
     changed = {name: value for name, value in given.items() if settings.get(name) != value}
-    if "listen" in changed and "advertise" not in given and "advertise" in settings:
-        host, port = settings["advertise"].rpartition(":")[0], changed["listen"].rpartition(":")[2]
-        changed["advertise"] = f"{host}:{port}"
+    host, _, port = str(settings.get("advertise", "")).rpartition(":")
+    is_same = port and port == str(settings.get("listen", "")).rpartition(":")[2]
+    if "listen" in changed and "advertise" not in given and is_same:
+        changed["advertise"] = f"{host}:{changed['listen'].rpartition(':')[2]}"
     if changed:
         box.write_settings(identity, settings | changed)
     return changed

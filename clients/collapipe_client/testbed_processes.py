@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from collapipe.certificates import Identity, Role
+from collapipe.certificates.identity import IN_A_CLUSTER
 from collapipe.errors import InvalidInputError
 from collapipe_client.workspace import Workspace
 
@@ -152,6 +153,8 @@ def command(
     if scheduler_address is not None:
         # The user owns the files of a job. With mutual TLS, nobody else can submit one.
         line += ["--scheduler", scheduler_address, "--data-root", "/"]
+    if service.identity.role in IN_A_CLUSTER:  # Without a certificate, it does not know.
+        line += ["--cluster-index", str(service.identity.cluster)]
     if emulation_file is not None:
         line += ["--emulation", str(emulation_file)]
     line += ["--state-dir", str(workspace.state_dir(service.name))]

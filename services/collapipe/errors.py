@@ -39,6 +39,10 @@ class NotPermittedError(CollapipeError):
     """The caller may not do this."""
 
 
+class OtherVersionError(NotPermittedError):
+    """The caller speaks no version of the protocol that this process understands. At the caller, the error is a `PeerLostError`."""
+
+
 class NotFoundError(CollapipeError):
     """The request names something that is not here."""
 

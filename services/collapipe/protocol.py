@@ -7,22 +7,22 @@ field or method that an older process can do without needs none.
 from collapipe.v1.enrollment_pb2 import ProtocolVersions
 
 OURS = ProtocolVersions(oldest=1, newest=1)
-"""A process that tells no versions is older than all of them."""
+"""A process that tells no versions is older than version 1."""
 
 
 def why_not_understood(
-    peer: str, theirs: ProtocolVersions, other: str, ours: ProtocolVersions = OURS
+    peer: str, theirs: ProtocolVersions, own_name: str, ours: ProtocolVersions = OURS
 ) -> str:
     """Returns why two sides have no version in common, and what to update; "" if they have one.
 
     Args:
-        other: Names this side.
+        own_name: Names this side.
     """
     if theirs.oldest <= ours.newest and ours.oldest <= theirs.newest:
         return ""
-    older = peer if theirs.newest < ours.oldest else other
+    older = peer if theirs.newest < ours.oldest else own_name
     return (
-        f"{peer} speaks {_in_words(theirs)} of the protocol of CollaPipe, and {other} {_in_words(ours)}: update CollaPipe "
+        f"{peer} speaks {_in_words(theirs)} of the protocol of CollaPipe, and {own_name} {_in_words(ours)}: update CollaPipe "
         f"on the machine of {older}"
     )
 

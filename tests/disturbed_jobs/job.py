@@ -20,7 +20,7 @@ from .world import EDGE_SERVER, World, promise, unit_of
 
 _LONGEST_WAIT = 15.0
 _ALLOWED_SECONDS = 100.0
-"""What rounds take at most, without progress and beside the times for which a job may wait. The longest of 60,000 jobs was 42 s."""
+"""Longest time without progress, besides the waits that the rules allow. In 60,000 jobs, it was 42 s at most."""
 _MOST_ATTEMPTS = 300
 _MOST_STEPS = 20_000
 _MOST_REPEATS = 11

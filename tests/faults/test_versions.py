@@ -1,8 +1,10 @@
 """Tests that a device that speaks another version of the protocol harms no job, and is named."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from killed_processes import kill, restart
@@ -25,17 +27,21 @@ _SCRIPT = Path(__file__).with_name("other_version.py")
 
 
 class TestbedOfVersions(LocalTestbed):
-    """A testbed in which one device may speak another version from its next start on."""
+    """A testbed whose services may speak another version from their next start on."""
 
     __test__ = False
     forks_hosts = False
-    version: int | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.versions: dict[str, int | None] = {}
 
     def _command_line(self, name: str, listen: str, line: list[str]) -> list[str]:
-        if name != DEVICE or self.version is None:
+        version = self.versions.get(name)
+        if version is None:
             return line
         wrapped = [sys.executable, str(_SCRIPT), *line[line.index("-m") + 1 :]]
-        return ["env", f"VERSION={self.version}", *wrapped]
+        return ["env", f"VERSION={version}", *wrapped]
 
 
 @pytest.fixture(scope="module")
@@ -45,30 +51,60 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestbedOfVersi
         yield testbed
 
 
+def start_as(testbed: TestbedOfVersions, name: str, version: int | None) -> None:
+    """Ends a service, and starts it again with a version of the protocol; `None` is that of the others."""
+    testbed.versions[name] = version
+    kill(testbed, name)
+    restart(testbed, name)
+
+
 @pytest.mark.parametrize(("version", "older"), [(0, DEVICE), (2, "the scheduler")])
 def test_job_goes_on_without_a_device_that_comes_back_with_another_version(
     testbed: TestbedOfVersions, tmp_path: Path, version: int, older: str
 ) -> None:
     undisturbed = undisturbed_digests(testbed, tmp_path)
-
-    def exchange(run: Run) -> None:
-        testbed.version = version
-        kill(testbed, DEVICE)
-        restart(testbed, DEVICE)
-
     job = make_interruptible_job(tmp_path)
-    run = run_interrupted(testbed, job, MOMENTS["step"], exchange, hit=tried_again)
-    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
-    assert final_digests(intact_commit(run)) == undisturbed
-    assert len(run.attempts) == 2
-    with testbed.client() as client:
-        statuses = {status.host.host_id: status for status in client.hosts()}
-    refusals = {host_id: s.refusal for host_id, s in statuses.items() if s.refusal}
-    assert refusals.keys() == {DEVICE} and refusals[DEVICE].endswith(f"on the machine of {older}")
-    assert not statuses[DEVICE].alive
-    testbed.version = None
-    kill(testbed, DEVICE)
-    restart(testbed, DEVICE)
+    try:
+        run = run_interrupted(
+            testbed,
+            job,
+            MOMENTS["step"],
+            lambda run: start_as(testbed, DEVICE, version),
+            hit=tried_again,
+        )
+        assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+        assert final_digests(intact_commit(run)) == undisturbed
+        with testbed.client() as client:
+            statuses = {status.host.host_id: status for status in client.hosts()}
+        refusals = {host_id: s.refusal for host_id, s in statuses.items() if s.refusal}
+        assert refusals.keys() == {DEVICE}
+        assert refusals[DEVICE].endswith(f"on the machine of {older}")
+        assert not statuses[DEVICE].alive
+    finally:
+        start_as(testbed, DEVICE, None)
     testbed.wait_until_registered()
     with testbed.client() as client:
         assert not any(status.refusal for status in client.hosts())
+
+
+@pytest.mark.parametrize("name", ["device-1-0", "control-unit-1", "edge-server"])
+def test_job_waits_for_a_host_that_it_needs_and_that_has_another_version_for_a_while(
+    testbed: TestbedOfVersions, tmp_path: Path, name: str
+) -> None:
+    undisturbed = undisturbed_digests(testbed, tmp_path)
+
+    def exchange(run: Run) -> None:
+        try:
+            start_as(testbed, name, 2)
+            num_incidents = len(run.incidents)
+            while len(run.incidents) == num_incidents and not run.ended:
+                time.sleep(0.1)
+        finally:
+            start_as(testbed, name, None)
+
+    # The registry still counts the process before as alive, so the next round calls the other one.
+    run = run_interrupted(
+        testbed, make_interruptible_job(tmp_path), MOMENTS["plan"], exchange, hit=tried_again
+    )
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert final_digests(intact_commit(run)) == undisturbed

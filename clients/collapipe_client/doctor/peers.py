@@ -36,7 +36,11 @@ def check_scheduler(address: str, hosts: list[HostStatus] | CollapipeError) -> C
     """Checks that the scheduler answers and that all its hosts are alive."""
     if isinstance(hosts, CollapipeError):
         return Check.fail("scheduler", f"{address}: {hosts}", "start it, or correct --scheduler")
-    silent = [status.host.host_id for status in hosts if not status.alive]
+    silent = [
+        f"{s.host.host_id} ({s.refusal})" if s.refusal else s.host.host_id
+        for s in hosts
+        if not s.alive
+    ]
     found = f"{address}: {len(hosts) - len(silent)} hosts alive"
     if silent:
         found = f"{found}, silent: {', '.join(silent)}"

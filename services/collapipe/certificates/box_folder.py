@@ -8,12 +8,18 @@
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from collapipe.certificates import pki
 from collapipe.certificates.identity import Identity
@@ -150,24 +156,26 @@ class BoxFolder:
         return read_required(self.tls / "ca.pem", pki.read_certificate, _JOIN_AGAIN)
 
     def write_settings(self, identity: Identity, settings: Mapping[str, Any]) -> None:
-        """Writes the settings file of the service. A file of an earlier join is renamed to `.before`.
+        """Writes the settings file of the service. A copy of the file before gets the ending `.before`.
 
         Raises:
-            InvalidInputError: A setting is a table, or a file cannot be written.
+            InvalidInputError: A value is none that this function can write, such as a table, or a file cannot be written.
         """
         path = self.settings_file(identity)
-        if table := next((key for key, value in settings.items() if isinstance(value, dict)), ""):
+        # A JSON string is a TOML string if no surrogates are escaped.
+        lines = [
+            f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}"
+            for key, value in settings.items()
+        ]
+        text = "\n".join(lines) + "\n"
+        if _parsed(text) != dict(settings):
             raise InvalidInputError(
-                f"{path} has a table {table}, which this command cannot write: change the file by hand"
+                f"{path} has settings that this command cannot write, such as a table: change the file by hand"
             )
         if path.exists():  # Its owner may have changed it, and may want the changes back.
             with file_errors(path):
-                path.replace(path.with_name(f"{path.name}.before"))
-        # A JSON string is a TOML string if no surrogates are escaped.
-        lines = [
-            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()
-        ]
-        write_file(path, ("\n".join(lines) + "\n").encode())
+                shutil.copy2(path, path.with_name(f"{path.name}.before"))
+        write_file(path, text.encode())
         self._give_to_owner(path)
 
     def _give_to_owner(self, *paths: Path) -> None:
@@ -177,6 +185,14 @@ class BoxFolder:
             if os.geteuid() == 0:
                 for path in paths:
                     os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    """Returns the settings in a TOML text; `None` if it is none."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
 
 
 def _check_answer(chain: Chain, identity: Identity, root: x509.Certificate) -> None:

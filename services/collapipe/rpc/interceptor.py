@@ -74,6 +74,8 @@ _MOST_REQUEST_BYTES = 64 << 10
 _LARGE_REQUESTS = {f"{_SCHEDULER}{name}" for name in ("SubmitJob", "CheckResume", "UseModel")}
 """No other request to the scheduler may have more than `_MOST_REQUEST_BYTES`, because it is kept while its call is open."""
 _HEALTH = "/grpc.health.v1.Health/"
+_OF_ALL_VERSIONS = (_HEALTH, "/collapipe.v1.EnrollmentService/")
+"""A box whose version does not fit must still be able to renew its certificate. A join token has the versions itself."""
 _REGISTER = f"{_SCHEDULER}RegisterHost"
 """Looks at the versions of the protocol itself, because the scheduler shows which hosts it refuses."""
 _HEARTBEAT = f"{_SCHEDULER}Heartbeat"
@@ -257,7 +259,9 @@ class CallInterceptor(grpc.ServerInterceptor):
             metrics.CALLS_HANDLED.labels(*labels, code.name).inc()
             metrics.CALL_SECONDS.labels(*labels).observe(time.perf_counter() - started)
             if isinstance(error, NotPermittedError):
-                self._refusals.tell(method, caller_name(context), error)
+                is_plain = self._permissions is None
+                who = context.peer().rpartition(":")[0] if is_plain else caller_name(context)
+                self._refusals.tell(method, who, error)
             if isinstance(error, CollapipeError):
                 context.set_trailing_metadata(trailing_metadata(error))
                 context.abort(code, details(str(error)))
@@ -298,7 +302,7 @@ class CallInterceptor(grpc.ServerInterceptor):
             check_permitted(method, context, self._permissions)
             if method != _HEARTBEAT:
                 check_not_revoked(context, self._revoked)
-        if method != _REGISTER:
+        if method != _REGISTER and not method.startswith(_OF_ALL_VERSIONS):
             check_protocol(context, caller_name(context), "the service that was called")
 
     def _take_share(self, method: str, caller: str) -> Meter:

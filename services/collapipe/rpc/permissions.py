@@ -15,7 +15,7 @@ from collapipe.certificates.identity import (
     read_host,
 )
 from collapipe.certificates.revoked_keys import RevokedKeyList
-from collapipe.errors import NotPermittedError
+from collapipe.errors import NotPermittedError, OtherVersionError
 from collapipe.protocol import why_not_understood
 from collapipe.rpc.options import PROTOCOL_AGENT
 from collapipe.v1.enrollment_pb2 import ProtocolVersions
@@ -114,7 +114,7 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
 
 
 def check_protocol(context: grpc.ServicerContext, caller: str, service: str) -> None:
-    """Refuses a caller whose call tells no version of the protocol that this process understands; raises `NotPermittedError`."""
+    """Refuses a caller whose call tells no version of the protocol that this process understands; raises `OtherVersionError`."""
     agents = (value for key, value in context.invocation_metadata() if key == "user-agent")
     found = _VERSIONS.search(str(next(agents, "")))
     theirs = (
@@ -123,7 +123,7 @@ def check_protocol(context: grpc.ServicerContext, caller: str, service: str) -> 
         else ProtocolVersions()
     )
     if why := why_not_understood(caller, theirs, service):
-        raise NotPermittedError(why)
+        raise OtherVersionError(why)
 
 
 def check_not_revoked(context: grpc.ServicerContext, revoked: RevokedKeyList) -> None:

@@ -29,6 +29,9 @@ If a call without it fails because a host is lost, the server itself is lost.
 _BLAMED_CLUSTER_KEY = "collapipe-blamed-cluster"
 """Key of the trailing metadata with the `cluster_index` of an error."""
 
+_OTHER_VERSION_KEY = "collapipe-other-version"
+"""Key of the trailing metadata of an `OtherVersionError`. A job can go on without such a host, as without a lost one."""
+
 _CANNOT_BE_REACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _NO_ADDRESS = "the target uri is not valid"
 """Part of gRPC's text about an address such as ""."""
@@ -52,6 +55,8 @@ def trailing_metadata(error: errors.CollapipeError) -> tuple[tuple[str, str | by
     """Returns the metadata that the server sends with the status of an error."""
     if isinstance(error, (errors.PeerLostError, errors.DivergedError)):
         return ((BLAMED_HOST_KEY, error.host_id.encode()),)
+    if isinstance(error, errors.OtherVersionError):
+        return ((_OTHER_VERSION_KEY, "1"),)
     if error.cluster_index is not None:
         return ((_BLAMED_CLUSTER_KEY, str(error.cluster_index)),)
     return ()
@@ -90,6 +95,8 @@ def to_error(error: grpc.RpcError, peer: str) -> errors.CollapipeError:
         return errors.DivergedError(explanation, blamed.decode(errors="replace"))
     if isinstance(blamed, bytes):
         return errors.PeerLostError(blamed.decode(errors="replace"), explanation)
+    if _OTHER_VERSION_KEY in metadata:
+        return errors.PeerLostError(peer, f"{peer} refuses this process: {explanation}")
     # gRPC says UNKNOWN if an address cannot be one of a host.
     if code in _CANNOT_BE_REACHED or _NO_ADDRESS in explanation:
         return errors.PeerLostError(

@@ -56,6 +56,19 @@ class _Suspect:
     reason: str
 
 
+_MOST_REFUSED, _REFUSED_SECONDS = 100, 60.0
+"""The refused hosts that are known at a time, and how long each. A refused host tries again after 10 s."""
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A host that may not register."""
+
+    at: float
+    host: scheduler_pb2.Host
+    reason: str
+
+
 class HostRegistry:
     """All hosts that have registered, in the order of their first registration. It is thread-safe.
 
@@ -71,8 +84,8 @@ class HostRegistry:
         self._suspects: dict[str, _Suspect] = {}
         self._starts: dict[str, deque[float]] = {}
         """When the last processes of each host registered."""
-        self._refused: dict[str, tuple[scheduler_pb2.Host, str]] = {}
-        """Hosts whose last registration was refused, and why."""
+        self._refused: dict[str, _Refused] = {}
+        """Hosts whose last registration was refused."""
         for role, name in ROLE_NAMES.items():
             # Counting 1,200 hosts takes 0.5 ms, and they send 600 heartbeats in a second.
             metrics.HOSTS.labels(name.lower()).set_function(partial(self._count_alive, role))
@@ -119,8 +132,8 @@ class HostRegistry:
         """Takes note that a host may not register. It does not harm a process of the same host that is alive."""
         with self._lock:
             self._refused.pop(host.host_id, None)
-            self._refused[host.host_id] = host, reason  # as the last one
-            if len(self._refused) > _MOST_HOSTS:
+            self._refused[host.host_id] = _Refused(self._clock(), host, reason)  # as the last one
+            if len(self._refused) > _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
 
     def _forget(self, host_id: str) -> None:
@@ -184,13 +197,24 @@ class HostRegistry:
             return [h for h in self._hosts.values() if self._silence(h) <= SILENCE_SECONDS]
 
     def statuses(self) -> list[scheduler_pb2.HostStatus]:
-        """Returns the state of every host that is known, and of those that were refused."""
+        """Returns the state of every host that has registered."""
         with self._lock:
-            statuses = [self._status(host) for host in self._hosts.values()]
-            for host_id, (host, reason) in self._refused.items():
-                if host_id not in self._hosts:
-                    statuses.append(scheduler_pb2.HostStatus(host=host, refusal=reason))
-            return statuses
+            return [self._status(host) for host in self._hosts.values()]
+
+    def refused(self) -> list[scheduler_pb2.HostStatus]:
+        """Returns the hosts that have not registered, because they were refused lately."""
+        with self._lock:
+            return [
+                scheduler_pb2.HostStatus(host=each.host, refusal=self._refusal(host_id))
+                for host_id, each in self._refused.items()
+                if host_id not in self._hosts and self._refusal(host_id)
+            ]
+
+    def _refusal(self, host_id: str) -> str:
+        """Returns why a host was refused lately; "" if it was not."""
+        refused = self._refused.get(host_id)
+        is_late = refused is not None and self._clock() - refused.at <= _REFUSED_SECONDS
+        return refused.reason if refused is not None and is_late else ""
 
     def explain(self, error: CollapipeError) -> str:
         """Returns the text of an error. An error about an address also names the host there."""
@@ -203,8 +227,8 @@ class HostRegistry:
     def _status(self, host: scheduler_pb2.Host) -> scheduler_pb2.HostStatus:
         status = scheduler_pb2.HostStatus(host=host, alive=self._is_alive(host))
         status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))
-        if not status.alive and host.host_id in self._refused:
-            status.refusal = self._refused[host.host_id][1]
+        if not status.alive:
+            status.refusal = self._refusal(host.host_id)
         if self._is_left_out(host):
             suspect = self._suspects[host.host_id]
             left = suspect.since + suspect.seconds - self._clock()

@@ -43,7 +43,10 @@ class MissingHosts:
         alive = {host.host_id for host in self._registry.alive()}
         if not lacking and not self._told and used <= alive:
             return []  # This is the rule, and describing 1,000 hosts takes long.
-        statuses = {status.host.host_id: status for status in self._registry.statuses()}
+        statuses = {
+            status.host.host_id: status
+            for status in (*self._registry.statuses(), *self._registry.refused())
+        }
         lost = {host_id for host_id, status in statuses.items() if not status.alive}
         wanted = {host_id: "" for host_id in lost.intersection(used)}
         missing = []

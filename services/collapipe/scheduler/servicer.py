@@ -16,6 +16,7 @@ from collapipe.errors import (
     InvalidInputError,
     NotFoundError,
     NotPermittedError,
+    OtherVersionError,
     WrongStateError,
 )
 from collapipe.protocol import OURS
@@ -120,9 +121,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         check_claims(host, context)
         try:
             check_protocol(context, host.host_id, "the scheduler")
-        except NotPermittedError as error:
+        except OtherVersionError as error:
             self._registry.refuse(host, str(error))
-            raise
+            raise NotPermittedError(str(error)) from None  # The scheduler is not lost.
         self._registry.register(host)
         self._channels.know(host.host_id, host.address)
         answer = scheduler_pb2.RegisterHostResponse(
@@ -164,7 +165,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def ListHosts(
         self, request: scheduler_pb2.ListHostsRequest, context: grpc.ServicerContext
     ) -> scheduler_pb2.ListHostsResponse:
-        return scheduler_pb2.ListHostsResponse(hosts=self._registry.statuses())
+        return scheduler_pb2.ListHostsResponse(
+            hosts=[*self._registry.statuses(), *self._registry.refused()]
+        )
 
     def SubmitJob(
         self, request: scheduler_pb2.SubmitJobRequest, context: grpc.ServicerContext

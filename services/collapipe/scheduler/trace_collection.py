@@ -83,7 +83,8 @@ def _messages_of_host(
             f"{host_id} has not registered since the scheduler started: start {host_id}, or trace a round in which it took no part"
         )
     if not status.alive:
-        raise PeerLostError(host_id, f"{host_id} sends no heartbeats: start it again")
+        why = status.refusal or "it sends no heartbeats: start it again"
+        raise PeerLostError(host_id, f"{host_id} is not asked: {why}")
     stub = trace_pb2_grpc.TraceServiceStub(channels.channel(status.host.address))
     round_trips = [_read_clock(stub, host_id) for _ in range(_ROUND_TRIPS)]
     offset, now = estimate_offset(round_trips), round_trips[-1].sent

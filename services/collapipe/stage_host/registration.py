@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _DEADLINE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _UPDATE_SECONDS = 300.0
-"""The wait after a scheduler of another version has registered this host. It counts the host as alive for a while each time."""
+"""The wait after a scheduler of another version has registered this host. Such a scheduler then counts it as alive for 10 s."""
 
 
 class _OtherVersionError(Exception):

@@ -11,7 +11,7 @@ import pytest
 
 from collapipe.authority.app import AuthoritySettings
 from collapipe.certificates import pki
-from collapipe.certificates.tokens import encode_token
+from collapipe.certificates.tokens import decode_token, encode_token
 from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security
@@ -201,6 +201,43 @@ def test_repeated_join_changes_what_was_asked_and_keeps_the_rest(
     with open(file, "a", encoding="utf-8") as settings:
         settings.write("[table]\nkey = 1\n")
     assert "by hand" in refused("join", token, "--folder", tmp_path, "--listen", "0.0.0.0:7400")
+
+
+def test_token_of_another_version_serves_no_new_box_but_one_that_has_joined(
+    served: Served, tmp_path: Path
+) -> None:
+    token = served.token()
+    older = decode_token(token)[0]
+    older.ClearField("protocol")
+    said = refused("join", encode_token(older), "--folder", tmp_path)
+    assert "update CollaPipe on the machine of the maker" in said and "certs token" in said
+    joined(token, "--folder", tmp_path)
+    assert not joined(encode_token(older), "--folder", tmp_path)["joined_now"]
+
+
+def test_join_with_a_new_token_keeps_the_settings_of_the_owner(
+    served: Served, tmp_path: Path
+) -> None:
+    joined(served.token(), "--folder", tmp_path, "--state-dir", "/srv")
+    file = tmp_path / "device-agent.toml"
+    file.write_text(f'{file.read_text()}device = "cuda"\n')
+    joined(served.token(), "--folder", tmp_path, "--again", "--listen", "0.0.0.0:7300")
+    settings = read_toml(file, "")
+    assert (settings["device"], settings["state_dir"]) == ("cuda", "/srv")
+    assert settings["listen"] == "0.0.0.0:7300" and settings["advertise"].endswith(":7300")
+    assert file.with_name(f"{file.name}.before").exists()
+
+
+def test_forwarded_port_stays_when_the_listen_port_changes(served: Served, tmp_path: Path) -> None:
+    joined(served.token(), "--folder", tmp_path)
+    file = tmp_path / "device-agent.toml"
+    changed = file.read_text().replace(':7100"\nhost_id', ':17100"\nhost_id')
+    file.write_text(changed)
+    token = served.token()
+    assert joined(token, "--folder", tmp_path, "--listen", "0.0.0.0:7300")["changed"] == {
+        "listen": "0.0.0.0:7300"
+    }
+    assert read_toml(file, "")["advertise"].endswith(":17100")
 
 
 def test_client_gets_a_certificate_and_a_command_that_uses_it(

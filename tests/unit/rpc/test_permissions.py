@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe import v1
 from collapipe.certificates import Role
+from collapipe.errors import PeerLostError
 from collapipe.rpc import Security, check_is_caller, check_is_owner, owner_name
 from collapipe.rpc.options import COMMON_OPTIONS
 from collapipe.rpc.permissions import PERMISSIONS
@@ -185,7 +186,9 @@ def test_caller_of_another_version_is_refused_but_may_check_the_health(agent: st
     with serving(ECHO) as served:
         served.channel.close()
         served.channel = grpc.insecure_channel(served.server.address, options)
-        assert "update CollaPipe" in served.refusal("stream_stream")
+        error = served.error("stream_stream")
+        assert isinstance(error, PeerLostError) and error.host_id == "device-1"
+        assert "update CollaPipe" in str(error)
         health = health_pb2_grpc.HealthStub(served.channel)
         answer = health.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -371,11 +371,17 @@ def test_refused_host_is_shown_until_it_registers_and_harms_no_living_one() -> N
     registry, clock = registry_of("a")
     registry.refuse(device("a", incarnation="older"), "too old")
     registry.refuse(device("b"), "too old")
-    alive, unknown = registry.statuses()
+    (alive,), (unknown,) = registry.statuses(), registry.refused()
     assert (alive.alive, alive.refusal) == (True, "")
     assert (unknown.host.host_id, unknown.alive, unknown.refusal) == ("b", False, "too old")
     clock.now += 11
     assert registry.statuses()[0].refusal == "too old"
+    clock.now += 60
+    assert (registry.statuses()[0].refusal, registry.refused()) == ("", [])
+    for index in range(200):
+        registry.refuse(device(f"d{index}"), "too old")
+    assert len(registry.refused()) == 100
     for name in ("a", "b"):
         registry.register(device(name))
     assert [status.refusal for status in registry.statuses()] == ["", ""]
+    assert len(registry.statuses()) == 2

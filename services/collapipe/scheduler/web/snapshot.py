@@ -192,7 +192,7 @@ class Snapshots:
         self._rounds = {key: kept for key, kept in self._rounds.items() if key in running}
         base = _Base(
             time.monotonic(),
-            self._registry.statuses(),
+            [*self._registry.statuses(), *self._registry.refused()],
             running,
             of_cluster,
             rates,
