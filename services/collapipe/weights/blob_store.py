@@ -117,7 +117,7 @@ class BlobStore:
             CorruptDataError: The file has changed since it was stored.
         """
         data = b"".join(self.read(digest))
-        _compare(self.path(digest), hashlib.sha256(data))
+        check_digest(self.path(digest), hashlib.sha256(data))
         return data
 
     def check(self, digest: str) -> None:
@@ -141,10 +141,11 @@ def check_file(path: Path) -> None:
     with open(path, "rb") as file:
         while piece := file.read(1 << 20):
             checksum.update(piece)
-    _compare(path, checksum)
+    check_digest(path, checksum)
 
 
-def _compare(path: Path, checksum: "hashlib._Hash") -> None:
+def check_digest(path: Path, checksum: "hashlib._Hash") -> None:
+    """Refuses the file of a blob that has another digest than its name; raises `CorruptDataError`."""
     if checksum.hexdigest() != path.name:
         raise CorruptDataError(
             f"{path} is damaged: its bytes do not have the SHA-256 of its name; restore the file, or delete it and resume the job, "
