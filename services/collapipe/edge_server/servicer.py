@@ -22,6 +22,7 @@ from collapipe.models import adapter_for
 from collapipe.rpc import (
     check_is_owner,
     check_push,
+    keep_link_to_caller,
     read_masking_keys,
     work_with_signs_of_life,
 )
@@ -174,6 +175,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
 
         def begin(unit: edge_server_pb2.PushedUnit) -> PushStream:
             check_push(security, context, unit, host_id)
+            keep_link_to_caller(context, self._resources.links)  # It will fetch the averages.
             return self._begin(unit)
 
         yield from receive_push(request_iterator, begin)

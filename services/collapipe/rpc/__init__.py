@@ -1,5 +1,6 @@
 """The only package that knows gRPC's options, credentials and status codes."""
 
+from collapipe.rpc.call_shaping import keep_link_to_caller as keep_link_to_caller
 from collapipe.rpc.call_shaping import link_to_caller as link_to_caller
 from collapipe.rpc.channel import ChannelPool as ChannelPool
 from collapipe.rpc.channel import call as call

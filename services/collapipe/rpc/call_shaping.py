@@ -95,6 +95,11 @@ class ShapedCalls(
         )
 
 
+def keep_link_to_caller(context: grpc.ServicerContext, links: OutgoingLinks) -> None:
+    """Keeps the link to a caller with rights, and with it the rate that the link was found to have."""
+    links.link_to_caller(_host_of(context.invocation_metadata()), is_checked=True)
+
+
 def link_to_caller(context: grpc.ServicerContext, links: OutgoingLinks) -> SharedLink:
     """Returns the link from this host to the caller. A caller that is no host has a link without limits."""
     return links.link_to_caller(_host_of(context.invocation_metadata()))

@@ -113,14 +113,18 @@ class OutgoingLinks:
         with self._lock:
             return self._links.get(self._receivers.get(address, ""), self._unlimited)
 
-    def link_to_caller(self, host_id: str) -> "SharedLink":
-        """Returns the link to a host that called this one, and that may have given a false name."""
+    def link_to_caller(self, host_id: str, *, is_checked: bool = False) -> "SharedLink":
+        """Returns the link to a host that called this one.
+
+        Args:
+            is_checked: Whether the host may do what it asks for. Otherwise its name may be invented.
+        """
         with self._lock:
             known = self._links.get(host_id)
             has_room = len(self._links) < _MAX_LINKS
         if known is not None:
             return known
-        if host_id and self.emulation.is_given and has_room:
+        if host_id and has_room and (is_checked or self.emulation.is_given):
             return self.link_to(host_id)
         # Every link that is kept takes memory. So a name that may be invented gets a link for this call only, and
         # has no emulation beyond `_MAX_LINKS`.

@@ -39,7 +39,11 @@ from .edges import TINY
 
 STAYS = cast(
     grpc.ServicerContext,
-    SimpleNamespace(add_callback=lambda callback: True, is_active=lambda: True),
+    SimpleNamespace(
+        add_callback=lambda callback: True,
+        is_active=lambda: True,
+        invocation_metadata=lambda: (),
+    ),
 )
 """The side of gRPC of a call whose caller stays."""
 

@@ -96,6 +96,8 @@ def test_host_itself_and_nameless_callers_have_no_limits(emulation: ChangingEmul
 
 def test_invented_callers_take_no_memory_without_an_emulation() -> None:
     links = OutgoingLinks.unlimited("a")
+    kept = links.link_to_caller("checked", is_checked=True)
+    assert links.link_to_caller("checked") is kept
     link = weakref.ref(links.link_to_caller("invented"))
     assert link() is None
 
