@@ -125,13 +125,9 @@ def join(
         changed: dict[str, str] = {}
         if identity.role in _MODULES and (is_new or not box.settings_file(identity).exists()):
             port = given.get("listen", _LISTEN).rpartition(":")[2]
-            settings: dict[str, Any] = {
-                "listen": _LISTEN,
-                "metrics_listen": _METRICS_LISTEN,
-                "advertise": f"{_reachable_host(joined, observed)}:{port}",
-            }
-            settings |= _settings(identity, read, box)
-            box.write_settings(identity, settings | _kept(box, identity) | given)
+            reachable = f"{_reachable_host(joined, observed)}:{port}"
+            settings = _settings(identity, read, box, reachable) | _kept(box, identity) | given
+            box.write_settings(identity, settings)
         elif identity.role in _MODULES:
             changed = _change_settings(box, identity, given)
         if as_json:
@@ -274,9 +270,16 @@ def _change_settings(
     return changed
 
 
-def _settings(identity: Identity, token: JoinToken, box: "BoxFolder") -> dict[str, str | int]:
-    """Returns the settings of the service except its addresses."""
-    settings: dict[str, str | int] = {"host_id": identity.name}
+def _settings(
+    identity: Identity, token: JoinToken, box: "BoxFolder", reachable: str
+) -> dict[str, Any]:
+    """Returns the settings of a service that joins for the first time. Others reach it at `reachable`, "host:port"."""
+    settings: dict[str, Any] = {
+        "listen": _LISTEN,
+        "metrics_listen": _METRICS_LISTEN,
+        "advertise": reachable,
+        "host_id": identity.name,
+    }
     if identity.role is not Role.SCHEDULER:
         settings["scheduler"] = token.scheduler_address
     if identity.role in IN_A_CLUSTER:
