@@ -736,10 +736,12 @@ def register_again(reach: Reach, number: int) -> Calls:
     stub: Any = SchedulerServiceStub(reach.channels[_BOX, "scheduler"])
 
     def register(host_id: str, cluster: int, seconds: float) -> None:
+        process = uuid.uuid4().hex
         server = serve(
             "127.0.0.1:0",
             reach.security[_BOX],
             lambda server, _: add_TelemetryServiceServicer_to_server(_LyingTelemetry(), server),
+            process=process,
         )
         try:
             host = scheduler_pb2.Host(
@@ -747,7 +749,7 @@ def register_again(reach: Reach, number: int) -> Calls:
                 role=scheduler_pb2.HOST_ROLE_DEVICE_AGENT,
                 address=server.address,
                 cluster_index=cluster,
-                incarnation=uuid.uuid4().hex,
+                incarnation=process,
             )
             stub.RegisterHost(scheduler_pb2.RegisterHostRequest(host=host), timeout=_CALL_SECONDS)
             time.sleep(seconds)

@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe.control_unit.stage_configuration import stage_configuration
 from collapipe.documents import write_document
@@ -68,6 +69,7 @@ def address_of(cluster_index: int, position: int, port: int) -> str:
 
 
 class ImitatedClusters(
+    health_pb2_grpc.HealthServicer,
     control_unit_pb2_grpc.ControlUnitServiceServicer,
     blob_pb2_grpc.BlobServiceServicer,
     profile_pb2_grpc.ProfileServiceServicer,
@@ -81,6 +83,12 @@ class ImitatedClusters(
         self._started = time.monotonic()
         self._loading: asyncio.Task[Task] | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """Answers for every process of every host."""
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 
     async def PrepareData(
         self, request: control_unit_pb2.PrepareDataRequest, context: Any
@@ -389,6 +397,7 @@ async def serve(ready_file: Path) -> None:
     """Serves all hosts until the process is ended."""
     clusters = ImitatedClusters()
     server = grpc.aio.server(options=SERVER_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(clusters, server)
     control_unit_pb2_grpc.add_ControlUnitServiceServicer_to_server(clusters, server)
     blob_pb2_grpc.add_BlobServiceServicer_to_server(clusters, server)
     profile_pb2_grpc.add_ProfileServiceServicer_to_server(clusters, server)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from collapipe_client import LocalTestbed
+from collapipe_client.processes import child_environment
 from collapipe_client.testbed_processes import Clusters
 
 _NETWORK = "10.99.0"
@@ -78,6 +79,30 @@ class NamespacedTestbed(LocalTestbed):
         """Limits the rate of everything that a service sends."""
         tbf = f"tbf rate {rate_bps:.0f}bit burst {_BURST_BYTES} latency 1s"
         run(f"tc -n {self._namespace(sender)} qdisc replace dev eth0 root {tbf}")
+
+    def refuse_connections(self, name: str) -> None:
+        """Drops everything that others send to the port of a service, also on connections that exist."""
+        self._nft(name, "add table inet closed")
+        self._nft(name, "add chain inet closed in { type filter hook input priority 0 ; }")
+        self._nft(name, f"add rule inet closed in tcp dport {_PORT} drop")
+
+    def start_in(self, name: str, line: list[str]) -> subprocess.Popen[bytes]:
+        """Starts a further process in the namespace of a service."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self._namespace(name), *line],
+            env=child_environment() | {"FAULT_FILE": str(self.fault_file(name))},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def address_of(self, name: str) -> str:
+        """Returns the IP address that a service has at first."""
+        return self._addresses[name]
+
+    def exchange_address(self, name: str, address: str) -> None:
+        """Gives the namespace of a service another address instead of its own one."""
+        run(f"ip -n {self._namespace(name)} addr flush dev eth0")
+        run(f"ip -n {self._namespace(name)} addr add {address}/24 dev eth0")
 
     def heal(self) -> None:
         """Ends all cuts and limits."""

@@ -172,6 +172,11 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
             for host in hosts:
                 if host.refusal:
                     say(f"  {host.host.host_id} is refused: {indented(host.refusal)}")
+                if host.twin_address:
+                    say(
+                        f"  two processes call themselves {host.host.host_id}: the one at {host.host.address} takes part, and the one at "
+                        f"{host.twin_address} is refused. Give one of them another --host-id, or stop it"
+                    )
                 if host.suspicion:
                     until = say_moment(host.suspected_until, now)
                     say(

@@ -5,11 +5,10 @@ It reads the same settings as the service: the environment, --config and flags.
 
 import sys
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic_settings import SettingsConfigDict
 
-from collapipe.errors import CollapipeError, InvalidInputError, PeerLostError
-from collapipe.rpc import call, open_channel
+from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe.rpc import check_serves, open_channel
 from collapipe.service_process import ServiceSettings, parse_settings
 
 _DEADLINE_SECONDS = 5.0
@@ -35,11 +34,7 @@ def check_health(settings: ServiceSettings) -> None:
         )
     address = f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
     with open_channel(address, settings.security) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = call(stub.Check, health_pb2.HealthCheckRequest(), address, _DEADLINE_SECONDS)
-    if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        raise PeerLostError(address, f"the service at {address} is {status}: see its log")
+        check_serves(channel, address, _DEADLINE_SECONDS)
 
 
 def main() -> None:

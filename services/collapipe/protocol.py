@@ -6,8 +6,11 @@ field or method that an older process can do without needs none.
 
 from collapipe.v1.enrollment_pb2 import ProtocolVersions
 
-OURS = ProtocolVersions(oldest=1, newest=1)
+OURS = ProtocolVersions(oldest=1, newest=2)
 """A process that tells no versions is older than version 1."""
+
+NAMES_ITS_PROCESS = 2
+"""From this version on, the health service of a host can be asked by the incarnation of its process."""
 
 
 def why_not_understood(

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, e
 from reference.tiny_jobs import make_job
 
 from collapipe.documents import read_document
-from collapipe.rpc import Security, open_channel
+from collapipe.rpc import Security, open_channel, serve
 from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_CONTROL_UNIT,
     HOST_ROLE_DEVICE_AGENT,
@@ -404,6 +404,8 @@ def test_page_of_a_scheduler_that_has_ended_says_what_to_do(
 @pytest.fixture
 def crowded(tmp_path: Path) -> Iterator[str]:
     """The link of a scheduler that 120 hosts in ten clusters have registered with. They send no heartbeats."""
+    hosts = serve("0.0.0.0:0", Security.insecure(), lambda *_: None, process="first")
+    port = hosts.address.rpartition(":")[2]
     with lone_scheduler(tmp_path) as (scheduler, link):
         with open_channel(scheduler, Security.insecure()) as channel:
             stub = SchedulerServiceStub(channel)
@@ -412,8 +414,9 @@ def crowded(tmp_path: Path) -> Iterator[str]:
                 role = HOST_ROLE_DEVICE_AGENT if device else HOST_ROLE_CONTROL_UNIT
                 host = Host(host_id=f"host-{cluster}-{device}", role=role, cluster_index=cluster)
                 host.incarnation = "first"
-                host.address = f"127.0.0.1:{number + 1}"
+                host.address = f"127.0.0.{number + 1}:{port}"
                 stub.RegisterHost(RegisterHostRequest(host=host))
+        hosts.drain(0)
         yield link
 
 

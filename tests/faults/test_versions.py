@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from killed_processes import kill, restart
 
+from collapipe.protocol import OURS
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import (
@@ -58,7 +59,9 @@ def start_as(testbed: TestbedOfVersions, name: str, version: int | None) -> None
     restart(testbed, name)
 
 
-@pytest.mark.parametrize(("version", "older"), [(0, DEVICE), (2, "the scheduler")])
+@pytest.mark.parametrize(
+    ("version", "older"), [(OURS.oldest - 1, DEVICE), (OURS.newest + 1, "the scheduler")]
+)
 def test_job_goes_on_without_a_device_that_comes_back_with_another_version(
     testbed: TestbedOfVersions, tmp_path: Path, version: int, older: str
 ) -> None:
@@ -95,7 +98,7 @@ def test_job_waits_for_a_host_that_it_needs_and_that_has_another_version_for_a_w
 
     def exchange(run: Run) -> None:
         try:
-            start_as(testbed, name, 2)
+            start_as(testbed, name, OURS.newest + 1)
             num_incidents = len(run.incidents)
             while len(run.incidents) == num_incidents and not run.ended:
                 time.sleep(0.1)

@@ -5,10 +5,8 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from collapipe.errors import CollapipeError
-from collapipe.rpc import Security, call, open_channel
+from collapipe.rpc import Security, check_serves, open_channel
 from collapipe.v1.scheduler_pb2 import HOST_ROLE_EDGE_SERVER, HostStatus
 from collapipe_client.client import CollaPipeClient
 from collapipe_client.doctor.box_settings import Role
@@ -93,19 +91,15 @@ def check_peer(host_id: str, address: str, security: Security) -> Check:
             f"on {host}, read the service's log; this machine must be able to reach the address in `advertise`",
         )
     with open_channel(address, security) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
         try:
-            answer = call(stub.Check, health_pb2.HealthCheckRequest(), address, _CALL_SECONDS)
-            health = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+            check_serves(channel, address, _CALL_SECONDS)
         except CollapipeError as error:
-            health = str(error)
-    if health != "SERVING":
-        return Check.fail(
-            name,
-            f"{address}: connected in {round_trip}, but: {health}",
-            f"read the service's log on {host}; both machines need certificates of one authority (--tls-ca), and the "
-            f"other machine's certificate must name {host}",
-        )
+            return Check.fail(
+                name,
+                f"{address}: connected in {round_trip}, but: {error}",
+                f"read the service's log on {host}; both machines need certificates of one authority (--tls-ca), and the "
+                f"other machine's certificate must name {host}",
+            )
     return Check.ok(name, f"{address}: serves, round trip {round_trip}")
 
 

@@ -2,13 +2,15 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from collapipe.certificates.identity import Role
+from collapipe.errors import NotFoundError, PeerLostError
 from collapipe.rpc.call_shaping import ShapedCalls
 from collapipe.rpc.credentials import Security
 from collapipe.rpc.options import COMMON_OPTIONS
@@ -142,13 +144,24 @@ class ChannelPool:
                 self._credentials = credentials
             channel = self._channels.pop(key, None)
             if channel is None:
-                channel = open_channel(address, self._security, role, for_weights=for_weights)
-                if self._links is not None:
-                    channel = grpc.intercept_channel(channel, ShapedCalls(self._links, address))
+                channel = self._open(address, role, for_weights=for_weights)
             self._channels[key] = channel  # as the last one, which was used most recently
             if len(self._channels) > _MOST_CHANNELS:
                 del self._channels[next(iter(self._channels))]
             return channel
+
+    def _open(self, address: str, role: Role | None, *, for_weights: bool) -> grpc.Channel:
+        channel = open_channel(address, self._security, role, for_weights=for_weights)
+        if self._links is None:
+            return channel
+        return grpc.intercept_channel(channel, ShapedCalls(self._links, address))
+
+    @contextmanager
+    def new_connection(self, address: str) -> Iterator[grpc.Channel]:
+        """Yields a channel to "host:port" with a connection of its own, which ends with the block. It shows whether the peer
+        accepts connections: a firewall may block new ones, and let old ones go on."""
+        with self._open(address, None, for_weights=True) as channel:
+            yield channel
 
     def link(self, address: str) -> SharedLink:
         """Returns the link to the host at "host:port", for streams that send much data."""
@@ -180,6 +193,29 @@ def call(method: Callable[..., T], request: Any, peer: str, seconds: float) -> T
         return method(request, timeout=seconds)
     except grpc.RpcError as error:
         raise to_error(error, peer) from None
+
+
+def check_serves(channel: grpc.Channel, peer: str, seconds: float, process: str = "") -> None:
+    """Asks the health service of a peer (grpc.health.v1).
+
+    Args:
+        peer: Names the peer in errors.
+        process: The incarnation that has to answer; empty for any process.
+
+    Raises:
+        PeerLostError: The peer does not serve, does not answer in time, or is another process.
+        CollapipeError: Any other error that the peer answered with.
+    """
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = call(stub.Check, health_pb2.HealthCheckRequest(service=process), peer, seconds)
+    except NotFoundError:
+        raise PeerLostError(
+            peer, f"another process answers there: {peer} is not the one that is meant"
+        ) from None
+    if answer.status != health_pb2.HealthCheckResponse.SERVING:
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        raise PeerLostError(peer, f"the service at {peer} is {status}: see its log")
 
 
 def why_unreachable(channel: grpc.Channel, peer: str) -> str:

@@ -113,8 +113,8 @@ def check_permitted(method: str, context: grpc.ServicerContext, permissions: Per
         )
 
 
-def check_protocol(context: grpc.ServicerContext, caller: str, service: str) -> None:
-    """Refuses a caller whose call tells no version of the protocol that this process understands; raises `OtherVersionError`."""
+def check_protocol(context: grpc.ServicerContext, caller: str, service: str) -> ProtocolVersions:
+    """Returns the versions of the protocol that a call tells. Raises `OtherVersionError` if this process understands none of them."""
     agents = (value for key, value in context.invocation_metadata() if key == "user-agent")
     found = _VERSIONS.search(str(next(agents, "")))
     theirs = (
@@ -124,6 +124,7 @@ def check_protocol(context: grpc.ServicerContext, caller: str, service: str) -> 
     )
     if why := why_not_understood(caller, theirs, service):
         raise OtherVersionError(why)
+    return theirs
 
 
 def check_not_revoked(context: grpc.ServicerContext, revoked: RevokedKeyList) -> None:

@@ -52,6 +52,7 @@ def serve(
     add_services: Callable[[grpc.Server, str], None],
     permissions: Permissions = PERMISSIONS,
     links: OutgoingLinks | None = None,
+    process: str = "",
 ) -> Server:
     """Starts a server.
 
@@ -60,6 +61,7 @@ def serve(
         add_services: Adds the services to the server, given the address of the server.
         permissions: Ignored with plain text, which knows no roles.
         links: The links that leave this host; `None` if nothing shapes its answers.
+        process: The incarnation of a host, by which its health service can be asked, too.
 
     Raises:
         InvalidInputError: The address is invalid or in use.
@@ -103,6 +105,7 @@ def serve(
     address = f"{listen.rpartition(':')[0]}:{port}"
     add_services(server, address)
     server.start()
-    health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    for name in {"", process}:
+        health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     silent_connections = SilentConnections(port, interceptor.connections, most)
     return Server(server, address, health_servicer, interceptor, silent_connections)

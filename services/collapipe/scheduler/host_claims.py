@@ -8,7 +8,7 @@ from collapipe.certificates import Role
 from collapipe.certificates.identity import IN_A_CLUSTER, MAX_CLUSTER
 from collapipe.errors import InvalidInputError
 from collapipe.printable import printable
-from collapipe.rpc import check_addresses, check_is_caller
+from collapipe.rpc import check_is_caller
 from collapipe.scheduler.host_registry import ROLE_NAMES
 from collapipe.v1 import scheduler_pb2
 
@@ -30,7 +30,7 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
 
     Raises:
         InvalidInputError: A value is missing, or outside of its limits.
-        NotPermittedError: The name, the role, the cluster or an address is not in its certificate.
+        NotPermittedError: The name, the role or the cluster is not in its certificate.
     """
     texts = host.host_id, host.address, host.incarnation
     needed = ("a host id", "an address", "an incarnation", "a role")
@@ -72,4 +72,3 @@ def check_claims(host: scheduler_pb2.Host, context: grpc.ServicerContext) -> Non
     role = Role[ROLE_NAMES[host.role]]
     cluster = host.cluster_index if role in IN_A_CLUSTER else None
     check_is_caller(context, host.host_id, role, cluster)
-    check_addresses(context, filter(None, (host.address, host.metrics_address)))

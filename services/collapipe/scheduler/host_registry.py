@@ -82,6 +82,8 @@ class HostRegistry:
         self._hosts: dict[str, scheduler_pb2.Host] = {}
         self._last_seen: dict[str, float] = {}
         self._suspects: dict[str, _Suspect] = {}
+        self._unreached: set[str] = set()
+        """Hosts that others could not reach since their last registration. They do not count as alive."""
         self._starts: dict[str, deque[float]] = {}
         """When the last processes of each host registered."""
         self._refused: dict[str, _Refused] = {}
@@ -123,6 +125,7 @@ class HostRegistry:
                         before.address,
                     )
             self._refused.pop(host.host_id, None)
+            self._unreached.discard(host.host_id)
             self._hosts[host.host_id] = host
             self._last_seen[host.host_id] = now
             if len(self._hosts) > _MOST_HOSTS:
@@ -139,11 +142,13 @@ class HostRegistry:
     def _forget(self, host_id: str) -> None:
         for known in (self._hosts, self._last_seen, self._suspects, self._starts):
             known.pop(host_id, None)
+        self._unreached.discard(host_id)
 
     def suspect(self, host: str, reason: str) -> None:
-        """Counts a host as dead until its next heartbeat, and as a suspect for a while after that. A restart ends both.
+        """Counts a host as dead until it registers again, for which the scheduler calls it back. After that, it is a suspect for a while.
+        A restart ends both.
 
-        The time doubles with each suspicion: a host that only others cannot reach still sends heartbeats.
+        The time doubles with each suspicion: the scheduler may reach a host that others cannot reach.
 
         Args:
             host: Its id or its address. An unknown name changes nothing.
@@ -156,12 +161,13 @@ class HostRegistry:
                     seconds = 2 * before.seconds if before else _SUSPICION_SECONDS
                     seconds = min(seconds, _LONGEST_SUSPICION_SECONDS)
                     self._suspects[host_id] = _Suspect(self._clock(), seconds, reason)
+                    self._unreached.add(host_id)
 
     def heartbeat(self, host_id: str, incarnation: str) -> scheduler_pb2.Host:
         """Records that a host is alive, and returns it.
 
         Raises:
-            NotFoundError: The host is not registered.
+            NotFoundError: The host is not registered, or a job has suspected it since.
             WrongStateError: Another process has registered under the same host id since.
         """
         with self._lock:
@@ -173,6 +179,8 @@ class HostRegistry:
                     f"another process has registered as host {host_id!r}: give each host its own --host-id, or stop "
                     "one of the two processes"
                 )
+            if host_id in self._unreached:
+                raise NotFoundError(f"a job could not reach host {host_id!r}: register it again")
             self._last_seen[host_id] = self._clock()
             return host
 
@@ -180,7 +188,7 @@ class HostRegistry:
         """Returns the hosts whose last heartbeat is recent, in registration order.
 
         Args:
-            suspects: Whether suspects are among them, if they have sent a heartbeat since.
+            suspects: Whether suspects are among them, if they have registered since.
         """
         with self._lock:
             hosts = [host for host in self._hosts.values() if self._is_alive(host)]
@@ -190,6 +198,12 @@ class HostRegistry:
         """Returns every host that is known, in registration order."""
         with self._lock:
             return list(self._hosts.values())
+
+    def heard_as(self, host_id: str) -> scheduler_pb2.Host | None:
+        """Returns the host of an id whose last heartbeat is recent, even if a job has blamed it since."""
+        with self._lock:
+            host = self._hosts.get(host_id)
+            return host if host is not None and self._silence(host) <= SILENCE_SECONDS else None
 
     def heard(self) -> list[scheduler_pb2.Host]:
         """Returns the hosts whose last heartbeat is recent, even if a job has blamed them since."""
@@ -227,8 +241,12 @@ class HostRegistry:
     def _status(self, host: scheduler_pb2.Host) -> scheduler_pb2.HostStatus:
         status = scheduler_pb2.HostStatus(host=host, alive=self._is_alive(host))
         status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))
-        if not status.alive:
-            status.refusal = self._refusal(host.host_id)
+        if refusal := self._refusal(host.host_id):
+            refused = self._refused[host.host_id].host
+            if not status.alive:
+                status.refusal = refusal
+            elif refused.incarnation != host.incarnation:
+                status.twin_address = refused.address
         if self._is_left_out(host):
             suspect = self._suspects[host.host_id]
             left = suspect.since + suspect.seconds - self._clock()
@@ -237,10 +255,7 @@ class HostRegistry:
         return status
 
     def _is_alive(self, host: scheduler_pb2.Host) -> bool:
-        suspect = self._suspects.get(host.host_id)
-        if suspect is not None and self._last_seen[host.host_id] <= suspect.since:
-            return False
-        return self._silence(host) <= SILENCE_SECONDS
+        return host.host_id not in self._unreached and self._silence(host) <= SILENCE_SECONDS
 
     def _is_left_out(self, host: scheduler_pb2.Host) -> bool:
         suspect = self._suspects.get(host.host_id)

@@ -23,6 +23,7 @@ from collapipe.protocol import OURS
 from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
     ChannelPool,
+    check_addresses,
     check_is_caller,
     check_is_owner,
     check_not_revoked,
@@ -32,6 +33,7 @@ from collapipe.rpc import (
     owner_name,
     work_with_signs_of_life,
 )
+from collapipe.scheduler.calls_back import check_is_no_twin, check_is_reached
 from collapipe.scheduler.client_limits import check_may_wait, read_job
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
@@ -120,12 +122,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         host.DiscardUnknownFields()
         check_claims(host, context)
         try:
-            check_protocol(context, host.host_id, "the scheduler")
-        except OtherVersionError as error:
+            check_addresses(context, filter(None, (host.address, host.metrics_address)))
+            versions = check_protocol(context, host.host_id, "the scheduler")
+            self._channels.know(host.host_id, host.address)
+            check_is_no_twin(host, self._registry.heard_as(host.host_id), self._channels)
+            check_is_reached(host, versions, self._channels)
+        except (OtherVersionError, WrongStateError, NotPermittedError) as error:
             self._registry.refuse(host, str(error))
-            raise NotPermittedError(str(error)) from None  # The scheduler is not lost.
+            if isinstance(error, OtherVersionError):  # The scheduler is not lost.
+                raise NotPermittedError(str(error)) from None
+            raise
         self._registry.register(host)
-        self._channels.know(host.host_id, host.address)
         answer = scheduler_pb2.RegisterHostResponse(
             least_grant=self._least_grant(host), protocol=OURS
         )

@@ -1,6 +1,7 @@
 """Starts a stage host: the part that devices, control units and edge servers have in common."""
 
 import logging
+import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -168,6 +169,7 @@ def start_stage_host(
     emulation = EmulationFile(settings.emulation)
     # Refuses a file that cannot be used.
     device = emulation.current().devices.get(settings.host_id)
+    host.incarnation = uuid.uuid4().hex
     describe_resources(host, settings, device_profile(device.profile) if device else None)
     shaper, radio = choose_shaper(settings), choose_radio(settings, emulation)
     links = OutgoingLinks(settings.host_id, emulation, shaper, radio)
@@ -201,7 +203,13 @@ def start_stage_host(
         telemetry_pb2_grpc.add_TelemetryServiceServicer_to_server(telemetry, server)
         add_services(server, resources, host.address)
 
-    server = serve(settings.listen, settings.security, add_all_services, links=links)
+    server = serve(
+        settings.listen,
+        settings.security,
+        add_all_services,
+        links=links,
+        process=host.incarnation,
+    )
     links.link_to(Role.SCHEDULER.value, settings.scheduler)
     registration = Registration(host, settings.scheduler, channels, stores)
     # The sensors of this machine do not measure what an emulated device would draw.

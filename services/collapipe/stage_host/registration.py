@@ -1,8 +1,10 @@
 """Keeps a host registered with the scheduler."""
 
+import errno
+import ipaddress
 import logging
+import socket
 import threading
-import uuid
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -24,7 +26,10 @@ from collapipe.weights.blob_store import JobStores
 logger = logging.getLogger(__name__)
 
 _DEADLINE_SECONDS = 5.0
+_REGISTER_SECONDS = 10.0
+"""Deadline of a registration, for which the scheduler calls this host back."""
 _RETRY_SECONDS = 1.0
+_MOST_RETRY_SECONDS = 10.0
 _UPDATE_SECONDS = 300.0
 """The wait after a scheduler of another version has registered this host. Such a scheduler then counts it as alive for 10 s."""
 
@@ -36,10 +41,10 @@ class _OtherVersionError(Exception):
 class Registration:
     """Registers a host and then sends heartbeats, until it is closed.
 
-    It retries without end, because a device may be switched on before its scheduler. Each process registers
-    with a new incarnation, which the constructor sets in `host`.
+    It retries without end, because a device may be switched on before its scheduler.
 
     Args:
+        host: With an incarnation that no other process has.
         stores: The jobs on the disk of the host, of which it deletes those that the scheduler has deleted. `None` if it keeps
             none.
     """
@@ -52,11 +57,11 @@ class Registration:
         stores: JobStores | None = None,
     ) -> None:
         self._host = host
-        self._host.incarnation = uuid.uuid4().hex
         self._scheduler = scheduler
         self._channels = channels
         self._deletion = JobDeletion(stores) if stores is not None else None
         self._num_deletions = 0
+        self._has_address = is_address_here(host.address)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._thread.start()
@@ -72,16 +77,17 @@ class Registration:
                 interval = self._register()
                 logger.info("registered with the scheduler at %s", self._scheduler)
                 failures = 0
-                while not self._closed.wait(interval):
+                while not self._closed.wait(interval) and not self._has_moved():
                     interval = self._heartbeat() or interval
             except _OtherVersionError as error:
                 logger.error("%s", error)
                 self._closed.wait(_UPDATE_SECONDS)
-            except NotFoundError:
-                logger.info("the scheduler does not know this host any more: registering again")
+            except NotFoundError as error:
+                logger.info("registering again, because the scheduler says: %s", error)
             except WrongStateError as error:
                 logger.warning("%s", error)
-                self._closed.wait(10 * _RETRY_SECONDS)
+                self._closed.wait(min(_RETRY_SECONDS * 2**failures, _MOST_RETRY_SECONDS))
+                failures = min(failures + 1, 10)
             # A busy scheduler may end a call at its deadline before this host does. The call then looks cancelled.
             except (PeerLostError, CancelledError) as error:
                 failures += 1
@@ -89,11 +95,11 @@ class Registration:
                 self._closed.wait(_RETRY_SECONDS)
             except CollapipeError as error:
                 logger.error("the scheduler refuses this host: %s", error)
-                self._closed.wait(10 * _RETRY_SECONDS)
+                self._closed.wait(_MOST_RETRY_SECONDS)
 
     def _register(self) -> float:
         request = scheduler_pb2.RegisterHostRequest(host=self._host)
-        answer = call(self._stub().RegisterHost, request, "the scheduler", _DEADLINE_SECONDS)
+        answer = call(self._stub().RegisterHost, request, "the scheduler", _REGISTER_SECONDS)
         if why := why_not_understood("the scheduler", answer.protocol, self._host.host_id):
             raise _OtherVersionError(why)
         # It may be another scheduler, or one whose state was restored.
@@ -117,6 +123,18 @@ class Registration:
         self._num_deletions = answer.num_deletions
         return _seconds(answer.heartbeat_interval)
 
+    def _has_moved(self) -> bool:
+        """Returns whether this machine has lost the address that others call, or has it again, since the last look. Then the host has
+        to register again: the scheduler finds out whether others can still reach it."""
+        before, self._has_address = self._has_address, is_address_here(self._host.address)
+        if before and self._has_address is False:
+            logger.error(
+                "this machine has lost the address %s, which other hosts call: give it that address again, or correct --advertise "
+                "and restart the service",
+                self._host.address,
+            )
+        return None not in (before, self._has_address) and before != self._has_address
+
     def _learn_revoked(
         self, answer: scheduler_pb2.RegisterHostResponse | scheduler_pb2.HeartbeatResponse
     ) -> None:
@@ -129,6 +147,20 @@ class Registration:
     def _stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
         channel = self._channels.channel(self._scheduler, Role.SCHEDULER)
         return scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+
+def is_address_here(address: str) -> bool | None:
+    """Returns whether this machine has the IP address in a "host:port"; `None` if it is a name, or the system does not say."""
+    try:
+        ip = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+        family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except ValueError:
+        return None
+    except OSError as error:
+        return False if error.errno == errno.EADDRNOTAVAIL else None
+    return True
 
 
 def _seconds(interval: Duration) -> float:

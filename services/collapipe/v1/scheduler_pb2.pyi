@@ -177,20 +177,22 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until", "refusal")
+    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until", "refusal", "twin_address")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
     SUSPICION_FIELD_NUMBER: _ClassVar[int]
     SUSPECTED_UNTIL_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    TWIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     host: Host
     alive: bool
     last_seen: _timestamp_pb2.Timestamp
     suspicion: str
     suspected_until: _timestamp_pb2.Timestamp
     refusal: str
-    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+    twin_address: str
+    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusal: _Optional[str] = ..., twin_address: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
     __slots__ = ("config_json", "resume")

@@ -10,9 +10,16 @@ import pytest
 from unit.rpc.authorities import Authority
 
 from collapipe.certificates import Role
-from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError
-from collapipe.rpc import ChannelPool, call, serve
+from collapipe.errors import (
+    CollapipeError,
+    InvalidInputError,
+    NotPermittedError,
+    WrongStateError,
+)
+from collapipe.protocol import OURS
+from collapipe.rpc import ChannelPool, Server, call, serve
 from collapipe.rpc.permissions import PERMISSIONS
+from collapipe.scheduler import calls_back
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.retention import Retention
@@ -24,20 +31,12 @@ from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_EDGE_SERVER,
     HeartbeatRequest,
     Host,
+    HostStatus,
+    ListHostsRequest,
     RegisterHostRequest,
 )
 
 BOX, SECONDS = "device-agent:box@3", 60.0
-
-
-def honest_host() -> Host:
-    return Host(
-        host_id="box",
-        role=HOST_ROLE_DEVICE_AGENT,
-        cluster_index=3,
-        address="127.0.0.1:5",
-        incarnation="first",
-    )
 
 
 class Deployment:
@@ -64,6 +63,20 @@ class Deployment:
             PERMISSIONS,
         )
         self.address = self._server.address
+        self._boxes: list[Server] = []
+        self.honest_host = Host(
+            host_id="box",
+            role=HOST_ROLE_DEVICE_AGENT,
+            cluster_index=3,
+            address=self.start_box("first").address,
+            incarnation="first",
+        )
+
+    def start_box(self, process: str) -> Server:
+        """Starts a process of the box that can be called, and does not register it."""
+        box = serve("127.0.0.1:0", self.authority.security(BOX), lambda *_: None, process=process)
+        self._boxes.append(box)
+        return box
 
     def ask(self, method: str, request: Any, holder: str = BOX) -> Any:
         channels = ChannelPool(self.authority.security(holder))
@@ -75,11 +88,21 @@ class Deployment:
             channels.close()
 
     def register(self, **changes: Any) -> Any:
-        host = honest_host()
-        host.MergeFrom(Host(**changes))
-        return self.ask("RegisterHost", RegisterHostRequest(host=host))
+        request = RegisterHostRequest(host=self.honest_host)
+        request.host.MergeFrom(Host(**changes))
+        return self.ask("RegisterHost", request)
+
+    def stop_box(self) -> None:
+        """Ends the first process of the box."""
+        self._boxes.pop(0).drain(0)
+
+    def statuses(self) -> list[HostStatus]:
+        request = ListHostsRequest()
+        return list(self.ask("ListHosts", request, "client:me").hosts)
 
     def close(self) -> None:
+        for box in self._boxes:
+            box.drain(0)
         self._server.drain(0)
         self._servicer.close()
         self._channels.close()
@@ -127,7 +150,7 @@ def test_box_cannot_register_as_something_else_or_as_what_no_host_can_be(
 
 
 def test_fields_that_nobody_knows_are_not_kept(deployment: Deployment) -> None:
-    host = honest_host()
+    host = deployment.honest_host
     padding = b"\xa2\x3f" + b"\x80\x80\x02" + bytes(1 << 15)  # field 1012, 32 KiB
     padded = Host.FromString(host.SerializeToString() + padding)
     assert padded.ByteSize() > 1 << 15
@@ -162,8 +185,7 @@ def test_host_that_registers_knows_the_revoked_keys_and_no_grant_before(
     box = deployment.authority.security(BOX)
     assert (box.least_grant, box.revoked.number) == (None, 0)
     channels = ChannelPool(box)
-    host = Host(host_id="box", role=HOST_ROLE_DEVICE_AGENT, cluster_index=3, address="127.0.0.1:5")
-    registration = Registration(host, deployment.address, channels)
+    registration = Registration(deployment.honest_host, deployment.address, channels)
     try:
         deadline = time.monotonic() + SECONDS
         while box.least_grant is None:
@@ -176,3 +198,39 @@ def test_host_that_registers_knows_the_revoked_keys_and_no_grant_before(
     finally:
         registration.close()
         channels.close()
+
+
+def test_box_that_cannot_be_called_back_is_refused_and_shown(deployment: Deployment) -> None:
+    other = deployment.start_box("other").address
+    for address in ("127.0.0.1:5", other):
+        with pytest.raises(WrongStateError, match=address):
+            deployment.register(address=address)
+        (status,) = deployment.statuses()
+        assert address in status.refusal and not status.alive
+    assert deployment.registry.registered() == []
+    deployment.register(address=other, incarnation="other")
+    (status,) = deployment.statuses()
+    assert (status.alive, status.refusal) == (True, "")
+
+
+def test_box_of_a_version_that_does_not_name_its_process_may_register(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls_back, "NAMES_ITS_PROCESS", OURS.newest + 1)
+    deployment.register(incarnation="of no process")
+    assert deployment.registry.heard_as("box") is not None
+
+
+def test_twin_is_refused_while_the_first_process_answers(deployment: Deployment) -> None:
+    deployment.register()
+    twin = deployment.start_box("twin").address
+    with pytest.raises(WrongStateError, match=f"{deployment.honest_host.address}.*{twin}"):
+        deployment.register(address=twin, incarnation="twin")
+    (status,) = deployment.statuses()
+    assert (status.alive, status.host.incarnation) == (True, "first")
+    assert (status.refusal, status.twin_address) == ("", twin)
+    deployment.ask("Heartbeat", HeartbeatRequest(host_id="box", incarnation="first"))
+    deployment.stop_box()
+    deployment.register(address=twin, incarnation="twin")
+    (status,) = deployment.statuses()
+    assert (status.alive, status.host.incarnation, status.twin_address) == (True, "twin", "")

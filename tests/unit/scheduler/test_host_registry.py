@@ -77,14 +77,18 @@ def test_host_is_alive_until_it_is_silent_for_longer_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "a:1"])
-def test_suspect_is_dead_until_its_next_heartbeat(name: str) -> None:
+def test_suspect_is_dead_until_it_registers_again(name: str) -> None:
     registry, clock = registry_of("a")
     clock.now += 1
     registry.suspect(name, "it broke its stream")
     assert registry.alive() == [] and names(registry.heard()) == ["a"]
     clock.now += 0.1
+    with pytest.raises(NotFoundError, match="'a'"):
+        registry.heartbeat("a", "first")
+    assert registry.alive() == []
+    registry.register(device("a"))
     registry.heartbeat("a", "first")
-    assert names(registry.alive()) == ["a"]
+    assert names(registry.alive()) == ["a"] and registry.alive(suspects=False) == []
     clock.now += SILENCE_SECONDS + 1
     assert registry.heard() == []
 
@@ -94,6 +98,7 @@ def test_host_that_only_others_cannot_reach_is_left_out_for_longer_each_time() -
     left_out = []
     for _ in range(5):
         registry.suspect("a", "it broke its stream")
+        registry.register(device("a"))
         start = clock.now
         while not registry.alive(suspects=False):
             clock.now += 0.5
@@ -116,6 +121,7 @@ def test_host_that_registers_again_and_again_is_a_suspect_and_fills_no_log(
             registry.register(device("a", incarnation=str(number)))
             registry.heartbeat("a", str(number))
             assert bool(registry.alive(suspects=False)) == (number < 5), number
+            assert names(registry.alive()) == ["a"]
     assert len(caplog.records) == 6
     (status,) = registry.statuses()
     assert "more than 6 times in 60 s" in status.suspicion
@@ -321,7 +327,7 @@ def test_host_that_others_blame_is_lost_then_left_out_and_then_back(watched: Wat
     watched.registry.suspect("a", "it broke its stream")
     assert [host.left_out for host in watched.look()] == [""]
     watched.clock.now += 1
-    watched.registry.heartbeat("a", "first")
+    watched.register("a")
     (host,) = watched.look("a", left_out={"a": ""})
     assert host.left_out == "it broke its stream"
     watched.clock.now += 9.5
@@ -372,7 +378,7 @@ def test_refused_host_is_shown_until_it_registers_and_harms_no_living_one() -> N
     registry.refuse(device("a", incarnation="older"), "too old")
     registry.refuse(device("b"), "too old")
     (alive,), (unknown,) = registry.statuses(), registry.refused()
-    assert (alive.alive, alive.refusal) == (True, "")
+    assert (alive.alive, alive.refusal, alive.twin_address) == (True, "", "a:1")
     assert (unknown.host.host_id, unknown.alive, unknown.refusal) == ("b", False, "too old")
     clock.now += 11
     assert registry.statuses()[0].refusal == "too old"
@@ -383,5 +389,5 @@ def test_refused_host_is_shown_until_it_registers_and_harms_no_living_one() -> N
     assert len(registry.refused()) == 100
     for name in ("a", "b"):
         registry.register(device(name))
-    assert [status.refusal for status in registry.statuses()] == ["", ""]
+    assert [status.refusal or status.twin_address for status in registry.statuses()] == ["", ""]
     assert len(registry.statuses()) == 2

@@ -89,7 +89,7 @@ class Scheduler(ChannelPool):
 
 @contextmanager
 def registered(scheduler: Scheduler, stores: JobStores | None = None) -> Iterator[Host]:
-    host = Host(host_id="device-1", address="a:1")
+    host = Host(host_id="device-1", address="a:1", incarnation="first")
     keeping = Registration(host, "scheduler:1", scheduler, stores)
     try:
         yield host
@@ -113,12 +113,6 @@ def test_host_registers_and_then_sends_heartbeats(scheduler: Scheduler) -> None:
     # A renewed certificate needs a new channel, so each call asks for one.
     assert scheduler.asked == {("scheduler:1", Role.SCHEDULER)}
     assert scheduler.num_channels >= 4
-
-
-def test_every_process_has_its_own_incarnation(scheduler: Scheduler) -> None:
-    with registered(scheduler) as one, registered(scheduler) as two:
-        assert one.incarnation
-        assert one.incarnation != two.incarnation
 
 
 @pytest.mark.parametrize(
@@ -166,6 +160,38 @@ def test_host_tries_to_register_until_it_is_accepted(
     assert heard == ["register", "register", "register", "heartbeat"]
     assert said in caplog.text
     assert max(record.levelno for record in caplog.records) == level
+
+
+def test_host_whose_address_is_gone_says_so_once_and_registers_again(
+    scheduler: Scheduler, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = [True, True, False, False, True]  # at first, and after each heartbeat
+    monkeypatch.setattr(
+        registration, "is_address_here", lambda address: here.pop(0) if len(here) > 1 else here[0]
+    )
+    with registered(scheduler):
+        heard = scheduler.hears_next(6)
+    assert heard == [
+        *("register", "heartbeat"),
+        *("register", "heartbeat"),  # It has lost its address.
+        *("register", "heartbeat"),  # It has it again.
+    ]
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [error.args for error in errors] == [("a:1",)]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [
+        ("127.0.0.1:7100", True),
+        ("[::ffff:127.0.0.1]:7100", True),
+        ("192.0.2.1:7100", False),  # of a network that exists in documents only
+        ("pi-1.local:7100", None),
+        ("", None),
+    ],
+)
+def test_machine_knows_which_addresses_are_its_own(address: str, is_here: bool | None) -> None:
+    assert registration.is_address_here(address) is is_here
 
 
 class Stores(JobStores):

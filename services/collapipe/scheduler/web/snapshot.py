@@ -443,6 +443,8 @@ def _host(
     }
     if status.refusal:
         told["refusal"] = text(status.refusal)
+    if status.twin_address:
+        told["twin"] = text(f"{host.address} and {status.twin_address}")
     if not status.alive and status.HasField("last_seen"):
         told["last_seen"] = number(status.last_seen.ToMilliseconds() / 1000, 11)
     if status.suspicion:

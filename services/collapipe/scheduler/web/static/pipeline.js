@@ -35,7 +35,7 @@ export function hostBox(host, { isBottleneck = false, now = 0 } = {}) {
         h("span", {}, `${bytes(memory)}${limit ? ` of ${bytes(limit)}` : " memory"}`),
       ),
     isBottleneck && !isLost && h("div", { class: "badge" }, "holds its cluster back"),
-    isLost && h("div", { class: "badge" }, host.refusal ? "refused: another version" : host.last_seen ? `lost: last heartbeat ${ago(host.last_seen, now)}` : "lost: not registered"),
+    isLost && h("div", { class: "badge" }, host.refusal ? "refused" : host.last_seen ? `lost: last heartbeat ${ago(host.last_seen, now)}` : "lost: not registered"),
     host.state === "suspected" && h("div", { class: "badge", title: host.suspicion }, "suspected, and left out for a while"),
   );
 }

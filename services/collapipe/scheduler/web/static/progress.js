@@ -137,6 +137,8 @@ export function problems({ job, sections }) {
         id: host.id,
         text: `${host.id} is lost: ${host.last_seen ? `no heartbeat since ${clock(host.last_seen)}` : "it has not registered"}. Start it again, or look at its network.`,
       });
+    if (host.twin)
+      found.push({ id: host.id, text: `Two processes call themselves ${host.id}, at ${host.twin}, and the second one is refused. Give one of them another name, or stop it.` });
     if (host.state === "suspected")
       found.push({ id: host.id, text: `${host.id} is suspected, and left out for a while: ${host.suspicion}` });
   }
