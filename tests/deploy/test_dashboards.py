@@ -24,6 +24,8 @@ QUERIES = [
 ]
 OF_PROMETHEUS = {"up": set(), "ALERTS": {"alertname", "alertstate", "severity"}}
 """Series that Prometheus itself makes, with the labels that targets do not have."""
+CHOSEN = {"type": "prometheus", "uid": "${data_source}"}
+"""The data source that a person chooses at the top, so the dashboards need none with a certain uid."""
 OF_TARGETS = {"job", "instance", "service", "host_role"}
 _WORDS = {
     *("by", "without", "on", "ignoring", "group_left", "group_right", "offset", "bool"),
@@ -155,10 +157,10 @@ def test_texts_of_alerts_use_labels_that_the_alert_has(rule: dict[str, Any]) -> 
 def test_panel_has_a_unit_and_a_description(panel: Panel) -> None:
     assert panel.unit
     assert len(panel.document["description"]) > 30
-    assert panel.document["datasource"]["uid"] == "collapipe-prometheus"
+    assert panel.document["datasource"] == CHOSEN
     assert len(panel.targets) >= 1
     for target in panel.document["targets"]:
-        assert target["datasource"]["uid"] == "collapipe-prometheus"
+        assert target["datasource"] == CHOSEN
 
 
 def test_rates_are_over_grafanas_interval_or_a_stated_one() -> None:
@@ -178,8 +180,15 @@ def test_dashboard_can_be_provisioned(name: str) -> None:
     assert len(set(numbers)) == len(numbers)
     titles = [panel["title"] for panel in document["panels"]]
     assert len(set(titles)) == len(titles)
-    variables = [one["name"] for one in document["templating"]["list"]]
-    assert variables == ["cluster", "member"]
+    choice, *variables = document["templating"]["list"]
+    assert (choice["name"], choice["type"], choice["query"]) == (
+        "data_source",
+        "datasource",
+        "prometheus",
+    )
+    assert [one["name"] for one in variables] == ["cluster", "member"]
+    queries = [*variables, *document["annotations"]["list"]]
+    assert all(query["datasource"] == CHOSEN for query in queries)
     others = {f"/d/{one['uid']}" for one in documents().values()} - {f"/d/{document['uid']}"}
     assert {link["url"] for link in document["links"]} == others
 
@@ -202,10 +211,10 @@ def test_dashboard_begins_with_what_holds_the_job_back(name: str) -> None:
         taken |= cells
 
 
-def test_provisioning_names_the_data_source_and_the_folder_that_compose_mounts() -> None:
+def test_provisioning_names_a_prometheus_and_the_folder_that_compose_mounts() -> None:
     provisioning = ROOT / "deploy/grafana/provisioning"
     sources = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text("utf-8"))
-    assert [one["uid"] for one in sources["datasources"]] == ["collapipe-prometheus"]
+    assert [one["type"] for one in sources["datasources"]] == [CHOSEN["type"]]
     providers = yaml.safe_load((provisioning / "dashboards/collapipe.yaml").read_text("utf-8"))
     compose = yaml.safe_load(
         (ROOT / "deploy/compose/compose.observability.yaml").read_text("utf-8")

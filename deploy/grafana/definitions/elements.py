@@ -1,4 +1,4 @@
-"""The building blocks of all dashboards: panels with a unit, a description and one data source."""
+"""The building blocks of all dashboards: panels with a unit, a description and a data source."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableRefresh,
 )
 
-DATA_SOURCE = DataSourceRef(type_val="prometheus", uid="collapipe-prometheus")
-"""The data source of provisioning/datasources."""
+DATA_SOURCE = DataSourceRef(type_val="prometheus", uid="${data_source}")
+"""The Prometheus that is chosen at the top of a dashboard."""
 TAG = "collapipe"
 MIN_STEP = "5s"
 """Shortest step of a query, so $__rate_interval is 20 s: a mini-batch of a slow device takes seconds."""
@@ -245,6 +245,11 @@ def build(definition: Definition, all_dashboards: Sequence[Definition]) -> Any:
         .refresh("5s")
         .time("now-15m", "now")
         .editable()
+        .with_variable(
+            dashboard_builders.DatasourceVariable("data_source")
+            .label("Data source")
+            .type(DATA_SOURCE.type_val)
+        )
         .with_variable(_variable("cluster", "collapipe_stage_steps_total, cluster", "Cluster"))
         .with_variable(
             _variable(
