@@ -3,19 +3,22 @@
 import base64
 import copy
 import importlib
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from collapipe.certificates import Identity, Role, pki
+from collapipe.certificates.authority_folder import AuthorityFolder
+from collapipe.certificates.revoked_keys import parse_list, read_signed
 from collapipe.service_process import ServiceSettings
-from collapipe_client.cli import app
 
 from .kubernetes_files import DEPLOY, KUBERNETES, Document, Pod, build, kustomize_command, pods
 
@@ -30,8 +33,9 @@ _SETTINGS = {
     "control-unit": "ControlUnitSettings",
     "device-agent": "DeviceAgentSettings",
 }
-_NODES = ("pi-1", "pi-2", "pi-3", "pi-4")
-"""The nodes in certificates/kustomization.yaml."""
+_OLDEST = "1.27"
+"""The oldest Kubernetes that the README allows."""
+_README = (KUBERNETES / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +49,77 @@ def k3s() -> list[Document]:
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
-    """Builds the Secrets from certificates that the commands of the README make."""
+def on_nodes(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """Builds the base with the certificates that nodes have themselves."""
+    return _build_overlay(
+        tmp_path_factory.mktemp("on-nodes"),
+        "resources: [../../base]\ncomponents: [../../components/certificates-on-nodes]\n",
+    )
+
+
+@pytest.fixture(scope="module")
+def with_registry(tmp_path_factory: pytest.TempPathFactory) -> list[Document]:
+    """Builds the overlay of the page for a registry."""
+    page = (DEPLOY.parent / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (overlay,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return _build_overlay(tmp_path_factory.mktemp("registry"), overlay)
+
+
+def _build_overlay(folder: Path, kustomization: str) -> list[Document]:
+    """Builds an overlay beside those of the repository."""
+    shutil.copytree(DEPLOY, folder / "deploy", ignore=shutil.ignore_patterns("tls", "data"))
+    overlay = folder / "deploy" / "kubernetes" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(kustomization, encoding="utf-8")
+    return build(overlay)
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that issues certificates, in a folder of its own."""
     folder = tmp_path_factory.mktemp("certificates")
-    shutil.copy(KUBERNETES / "certificates" / "kustomization.yaml", folder)
-    readme = (KUBERNETES / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    commands = re.findall(r"^ *collapipe (certs issue .*tls.*)$", readme, re.MULTILINE)
-    assert commands
-    for command in commands:
-        words = command.replace("deploy/kubernetes/certificates/tls", str(folder / "tls")).split()
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
-    return build(folder)
+    return Path(shutil.copy(KUBERNETES / "certificates" / "issue.py", folder))
+
+
+@pytest.fixture(scope="module")
+def certificates(issuer: Path) -> list[Document]:
+    return _secrets(_issue(issuer, _labelled_nodes()))
+
+
+def _labelled_nodes() -> dict[str, dict[str, str]]:
+    """Returns the labels that the commands of the README give to nodes, by the name of the node."""
+    nodes: dict[str, dict[str, str]] = {}
+    for command in re.findall(r"^ +kubectl label node (.+)$", _README, re.MULTILINE):
+        *names, label = command.split()
+        key, _, value = label.partition("=")
+        for name in names:
+            nodes.setdefault(name, {})[key] = value
+    return nodes
+
+
+def _issue(
+    issuer: Path, nodes: dict[str, dict[str, str]], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program with nodes as kubectl prints them."""
+    items = [
+        {"kind": "Node", "metadata": {"name": name, "labels": labels}}
+        for name, labels in nodes.items()
+    ]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, str(issuer), *options],
+        input=json.dumps({"kind": "List", "items": items}),
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _secrets(issued: subprocess.CompletedProcess[str]) -> list[Document]:
+    assert issued.returncode == 0, issued.stderr
+    secrets: list[Document] = json.loads(issued.stdout)["items"]
+    return secrets
 
 
 def _services(documents: list[Document]) -> list[Pod]:
@@ -75,20 +138,45 @@ def _settings(pod: Pod) -> ServiceSettings:
 
 
 def test_every_document_is_valid(
-    base: list[Document], k3s: list[Document], certificates: list[Document]
+    base: list[Document],
+    k3s: list[Document],
+    on_nodes: list[Document],
+    with_registry: list[Document],
+    certificates: list[Document],
 ) -> None:
     kubernetes_validate = pytest.importorskip(
         "kubernetes_validate", reason="no kubernetes-validate: pip install kubernetes-validate"
     )
-    newest = kubernetes_validate.latest_version()
-    for documents in (base, k3s, certificates):
-        assert len(documents) > 4
-        for document in documents:
-            kubernetes_validate.validate(document, newest, strict=True)
     misspelt = copy.deepcopy(pods(base)[0].owner)
     misspelt["spec"]["template"]["spec"]["hostNetworks"] = True
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(misspelt, newest, strict=True)
+    for kubernetes in (_OLDEST, kubernetes_validate.latest_version()):
+        for documents in (base, k3s, on_nodes, with_registry, certificates):
+            assert len(documents) > 4
+            for document in documents:
+                kubernetes_validate.validate(document, kubernetes, strict=True)
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(misspelt, kubernetes, strict=True)
+    assert f"{_OLDEST} or later" in _README
+
+
+def test_every_file_is_a_part_of_what_is_valid(k3s: list[Document]) -> None:
+    built = {(d["kind"], re.sub(r"-\d$", "", d["metadata"]["name"])) for d in k3s}
+    files = set(KUBERNETES.rglob("*.yaml")) - set(KUBERNETES.rglob("kustomization.yaml"))
+    written = {
+        (document["kind"], document["metadata"]["name"])
+        for file in files
+        for document in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+    }
+    assert len(written) > 15
+    assert written <= built
+    # All folders are used: by each other, or by the fixtures of this module.
+    folders = {file.parent for file in KUBERNETES.rglob("kustomization.yaml")}
+    used = {KUBERNETES / "overlays" / "k3s", KUBERNETES / "components" / "certificates-on-nodes"}
+    for folder in folders:
+        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text("utf-8"))
+        for key in ("resources", "components"):
+            used |= {(folder / name).resolve() for name in kustomization.get(key, [])}
+    assert folders <= used
 
 
 def test_everything_is_in_the_created_namespace(k3s: list[Document]) -> None:
@@ -150,10 +238,50 @@ def test_index_of_a_cluster_is_the_same_everywhere(base: list[Document]) -> None
             assert pod.owner["spec"]["selector"]["matchLabels"]["collapipe.io/cluster"] == index
             if pod.target == "device-agent":
                 assert pod.spec["nodeSelector"]["collapipe.io/cluster"] == index
+            else:
+                assert pod.spec["nodeSelector"][f"collapipe.io/control-unit-{index}"] == ""
             clusters.setdefault(index, []).append(pod.target)
     assert {index: sorted(targets) for index, targets in clusters.items()} == {
         index: ["control-unit", "device-agent"] for index in ("0", "1")
     }
+
+
+def test_readme_labels_nodes_for_every_cluster_and_reserves_them(base: list[Document]) -> None:
+    """Each pod with a node selector finds a node, and the taint of the README does not keep it away."""
+    nodes = _labelled_nodes()
+    taint = re.search(r"^ +kubectl taint node .*?(\S+)=:(\S+)$", _README, re.MULTILINE)
+    assert taint
+    selecting = [
+        pod for pod in pods(base) if "collapipe.io" in str(pod.spec.get("nodeSelector", {}))
+    ]
+    assert {pod.target for pod in selecting} == {"control-unit", "device-agent"}
+    for pod in selecting:
+        selector = {**pod.spec["nodeSelector"]}
+        assert selector.pop("kubernetes.io/os") == "linux"
+        found = [name for name, labels in nodes.items() if selector.items() <= labels.items()]
+        assert len(found) == (1 if pod.target == "control-unit" else 2), pod.name
+        assert {"key": taint[1], "operator": "Exists", "effect": taint[2]} in pod.spec[
+            "tolerations"
+        ]
+
+
+def test_bake_file_builds_every_image_for_both_processors(k3s: list[Document]) -> None:
+    bake = (DEPLOY / "docker" / "bake.hcl").read_text(encoding="utf-8")
+    lists = {
+        name: re.findall(r'"([^"]+)"', values)
+        for name, values in re.findall(r"(\w+) += .*?\[(.*)\]", bake)
+    }
+    assert set(lists["matrix"]) == {pod.target for pod in pods(k3s)} - {""}
+    assert lists["platforms"] == ["linux/amd64", "linux/arm64"]
+    assert lists["tags"] == [f"${{REGISTRY}}collapipe/${{image}}:{version('collapipe')}"]
+    # The loop of the README reads the archives that the file writes.
+    assert lists["output"] == ["type=oci,dest=build/images/${image}.tar"]
+    assert "in build/images/*.tar; do ssh" in _README
+    arguments = set(re.findall(r"^    (\w+) += \1$", bake, re.MULTILINE))
+    assert arguments == set(re.findall(r'^variable "(\w+)"', bake, re.MULTILINE)) - {"REGISTRY"}
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    declared = re.findall(r"^ARG (.+)$", dockerfile, re.MULTILINE)
+    assert arguments <= {word.split("=")[0] for line in declared for word in line.split()}
 
 
 def test_images_are_targets_of_the_dockerfile_at_this_version(k3s: list[Document]) -> None:
@@ -167,6 +295,16 @@ def test_images_are_targets_of_the_dockerfile_at_this_version(k3s: list[Document
         assert pod.container["image"].endswith(f":{version('collapipe')}")
         # Images with these names must never come from a registry.
         assert pod.container["imagePullPolicy"] == "Never"
+
+
+def test_images_come_from_the_registry_of_an_overlay(
+    k3s: list[Document], with_registry: list[Document]
+) -> None:
+    for pod, other in zip(pods(k3s), pods(with_registry), strict=True):
+        assert pod.name == other.name
+        registry = "HOST/" if pod.target else ""
+        assert other.container["image"] == f"{registry}{pod.container['image']}"
+        assert other.container["imagePullPolicy"] == "IfNotPresent"
 
 
 def test_health_checks_call_the_service_itself(base: list[Document]) -> None:
@@ -209,11 +347,16 @@ def test_each_pod_finds_its_own_certificate(
 ) -> None:
     secrets = {d["metadata"]["name"]: d["data"] for d in certificates if d["kind"] == "Secret"}
     assert not any("ca-key" in key for data in secrets.values() for key in data)
+    nodes = {
+        name: labels["collapipe.io/cluster"]
+        for name, labels in _labelled_nodes().items()
+        if "collapipe.io/cluster" in labels
+    }
     found = []
     for pod in pods(base):
-        for one in (
-            [Pod(pod.owner, node) for node in _NODES] if pod.spec.get("hostNetwork") else [pod]
-        ):
+        index = pod.environment.get("COLLAPIPE_CLUSTER_INDEX", "0")
+        of_cluster = [Pod(pod.owner, name) for name, cluster in nodes.items() if cluster == index]
+        for one in of_cluster if pod.target == "device-agent" else [pod]:
             (volume,) = [v for v in one.spec["volumes"] if v["name"] == "tls"]
             secret = secrets[volume["secret"]["secretName"]]
             keys = one.mounted_keys("tls")
@@ -228,21 +371,72 @@ def test_each_pod_finds_its_own_certificate(
             key = pki.read_key(base64.b64decode(secret[files["key.pem"]]))
             assert pki.is_of_key(certificate, key.public_key())
             assert identity.role.value == one.target
+            assert identity.cluster == int(index)
             if one.target != "client":
                 assert identity.name == one.environment["COLLAPIPE_HOST_ID"]
             found.append(identity)
-    assert len(found) == len(set(found)) + len(_NODES)  # each node is in both clusters
+    assert len(found) == len(set(found)) == 5 + len(nodes)
 
 
-def test_certificates_can_be_files_of_the_nodes(tmp_path: Path) -> None:
-    shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("tls", "data"))
-    overlay = tmp_path / "deploy" / "kubernetes" / "overlays" / "on-nodes"
-    overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(
-        "resources: [../../base]\ncomponents: [../../components/certificates-on-nodes]\n",
-        encoding="utf-8",
-    )
-    agents = [pod for pod in pods(build(overlay)) if pod.target == "device-agent"]
+def test_scheduler_finds_the_list_of_revoked_keys(
+    base: list[Document], issuer: Path, certificates: list[Document]
+) -> None:
+    (scheduler,) = [pod for pod in pods(base) if pod.target == "scheduler"]
+    settings = _settings(scheduler).model_dump()
+    # The volume is whole, because Kubernetes never updates a file that is mounted alone.
+    (folder,) = scheduler.mounted_keys("tls")
+    assert scheduler.mounted_keys("tls") == {folder: ""}
+    assert settings["tls_revoked"].parent == Path(folder)
+
+    def keys(secrets: list[Document]) -> int:
+        (data,) = [d["data"] for d in secrets if d["metadata"]["name"] == "scheduler-tls"]
+        signed = parse_list(base64.b64decode(data[settings["tls_revoked"].name]))
+        root = pki.read_certificate(base64.b64decode(data["ca.pem"]))
+        return len(read_signed(signed, root).keys)
+
+    assert keys(certificates) == 0
+    AuthorityFolder(issuer.parent / "tls").revoke(Identity(Role.DEVICE_AGENT, "pi-4", 1))
+    assert keys(_secrets(_issue(issuer, _labelled_nodes()))) == 1
+
+
+def test_certificates_of_devices_can_be_left_out(issuer: Path) -> None:
+    secrets = _secrets(_issue(issuer, _labelled_nodes(), "--without-devices"))
+    assert "device-agent-tls" not in {d["metadata"]["name"] for d in secrets}
+    assert "control-unit-tls" in {d["metadata"]["name"] for d in secrets}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ({"hub": {}}, "kubectl label node NAME collapipe.io/cluster=0"),
+        (
+            {"pi-1": {"collapipe.io/cluster": "2"}},
+            "cluster 2 has devices, but no node has the label collapipe.io/control-unit-2",
+        ),
+        (
+            {
+                "pi-1": {"collapipe.io/cluster": "0", "collapipe.io/control-unit-0": ""},
+                "hub": {"collapipe.io/control-unit-0": ""},
+            },
+            "kubectl label node hub collapipe.io/control-unit-0-",
+        ),
+        (
+            {"pi-1": {"collapipe.io/cluster": "a", "collapipe.io/control-unit-a": ""}},
+            "names no cluster after the @",
+        ),
+    ],
+)
+def test_labels_that_make_no_deployment_are_refused(
+    nodes: dict[str, dict[str, str]], said: str, tmp_path: Path
+) -> None:
+    refused = _issue(Path(shutil.copy(KUBERNETES / "certificates/issue.py", tmp_path)), nodes)
+    assert refused.returncode != 0
+    assert refused.stdout == ""
+    assert said in " ".join(refused.stderr.split())
+
+
+def test_certificates_can_be_files_of_the_nodes(on_nodes: list[Document]) -> None:
+    agents = [pod for pod in pods(on_nodes) if pod.target == "device-agent"]
     assert len(agents) == 2
     for pod in agents:
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
