@@ -68,6 +68,8 @@ class AttemptShell:
         self.outcomes: dict[int, life.Event] = {}
         """What will come of each cluster that runs."""
         self.differing: tuple[int, ...] = ()
+        self.repeated: set[tuple[int, int]] = set()
+        """The clusters and numbers of rounds that this attempt has repeated."""
         self.late_since: float | None = None
         self.kept: frozenset[int] = frozenset()
         """The clusters that have run the present round in the attempt before."""
@@ -405,10 +407,14 @@ class AttemptShell:
             record = self.store.rounds[number - 1]
             if self.world.happens(0.01):
                 lacks_hosts = not self.state.decides_anew or self.world.happens(0.5)
-                self._fail(Failure(Kind.NO_PLAN, lacks_hosts=lacks_hosts))
+                kind = Kind.NO_PLAN if lacks_hosts or self.world.happens(0.5) else Kind.PASSING
+                self._fail(Failure(kind, lacks_hosts=lacks_hosts))
                 return
             self.world.now += 0.5
             running = sorted(states.keys() - record.late)
+            again = self.repeated.intersection((cluster, number) for cluster in running)
+            promise(not again, "an attempt repeats a round twice, which control units refuse")
+            self.repeated.update((cluster, number) for cluster in running)
             failures = {i: self.world.disturb_cluster(i, self.processes[i]) for i in running}
             failed = {i: failure for i, failure in failures.items() if failure is not None}
             if failed:  # Those that have not failed themselves are ended.

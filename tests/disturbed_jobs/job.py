@@ -220,7 +220,7 @@ class ImitatedJob:
         in_doubt = [d for d in taken if d.is_suspect or d.host_id in doubtful]
         mixed = {d.cluster for d in taken if d not in in_doubt} & {d.cluster for d in in_doubt}
         text = f"devices in doubt beside others in clusters {mixed}"
-        promise(devices.takes_suspects or not mixed, text)
+        promise(devices.takes_doubtful or not mixed, text)
         for reason in left_out.values():
             if reason.why is Why.RESTARTS:
                 most = self.store.num_reached + LONGEST_PAUSE
@@ -252,7 +252,8 @@ class ImitatedJob:
         processes = {device.host_id: device.process for device in chosen}
         found = by_cluster(chosen)
         ids = {cluster: list(of_cluster) for cluster, of_cluster in found.items()}
-        devices = job_devices.begin_round(self.job.devices, ids, processes)
+        lacks = not self.job.devices.all_used - self.job.devices.no_plan <= processes.keys()
+        devices = job_devices.begin_round(self.job.devices, ids, processes, lacks_devices=lacks)
         self.job = replace(self.job, devices=devices)
         return found
 
@@ -284,6 +285,8 @@ class ImitatedJob:
             is_planless = error.failure.kind is Kind.NO_PLAN and not shell.state.has_plan
             if not is_planless or self.world.happens(0.5):
                 raise
+            if shell.repeated:
+                raise RoundFailedError(Failure(Kind.PASSING)) from None
             self._begin_round(shell)
             shell.run(trains=trains)
 

@@ -30,6 +30,7 @@ from collapipe.job import JobConfig
 from collapipe.rpc import work_with_signs_of_life
 from collapipe.rpc.finding_messages import to_message
 from collapipe.stage_host import HostResources
+from collapipe.stage_host.servicer import MOST_KEPT_ATTEMPTS
 from collapipe.tasks import Task, load_task
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
 from collapipe.weights.blob_store import BlobStore, JobStores
@@ -266,7 +267,10 @@ class ControlUnitServicer(control_unit_pb2_grpc.ControlUnitServiceServicer):
                 f"round {attempt.round_index}, attempt {attempt.attempt} of job {attempt.job_id} is not newer than "
                 f"round {latest.round_index}, attempt {latest.attempt}, which ran here already"
             )
+        self._latest.pop(attempt.job_id, None)  # It becomes the newest one.
         self._latest[attempt.job_id] = attempt
+        if len(self._latest) > MOST_KEPT_ATTEMPTS:
+            del self._latest[next(iter(self._latest))]
 
     def _open(self, request: control_unit_pb2.RunRoundRequest) -> ClusterRound:
         """Prepares an attempt, and deletes blobs that neither it nor a later attempt needs."""

@@ -3,6 +3,8 @@
 The database of the edge server has the model and the last commit of each job. The directory of a job has the blobs that they name.
 """
 
+import hashlib
+import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -87,7 +89,9 @@ class GlobalModel:
         owner: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Makes the initial model and commits it, unless the job has a commit already.
+        """Makes the initial model and commits it, unless the job has a commit already that fits.
+
+        The answer to an earlier call may have been lost, and the data may have grown since. Then the model is made anew.
 
         Args:
             owner: Who may export the model, such as "client:me". Empty if anybody may.
@@ -96,11 +100,11 @@ class GlobalModel:
         Raises:
             InvalidInputError: The model of the job cannot be made.
             InfeasibleError: The disk cannot hold the initial model and the first averages.
+            WrongStateError: Rounds are committed, and the model was made of another vocabulary or of other labels.
         """
-        if self.is_complete():
-            return
-        if self._commits.has(self._job_id):
-            self._restore_frozen(job, check)
+        if self._is_made_of(labels, vocabulary):
+            if not self._has_frozen():
+                self._restore_frozen(job, check)
             return
         config_json = create_config_json(
             job.model,
@@ -135,11 +139,29 @@ class GlobalModel:
         )
         self._commits.add(document, initial_commit(self._job_id, units, job.clusters))
 
-    def is_complete(self) -> bool:
-        """Returns whether `prepare` has nothing to do: the job has a commit, and all frozen weights are stored."""
-        return self._commits.has(self._job_id) and all(
-            digest in self._frozen for digest in self._frozen_digests()
-        )
+    def is_complete(self, labels: Sequence[str], vocabulary: bytes) -> bool:
+        """Returns whether `prepare` has nothing to do; raises its `WrongStateError`."""
+        return self._is_made_of(labels, vocabulary) and self._has_frozen()
+
+    def _has_frozen(self) -> bool:
+        return all(digest in self._frozen for digest in self._frozen_digests())
+
+    def _is_made_of(self, labels: Sequence[str], vocabulary: bytes) -> bool:
+        """Returns whether the job has a model that was made of these. Raises the `WrongStateError` of `prepare`."""
+        if not self._commits.has(self._job_id):
+            return False
+        document = self._job_document()
+        named = json.loads(document.model.config_json).get("id2label", {})
+        if document.vocabulary_digest == hashlib.sha256(vocabulary).hexdigest() and (
+            not labels or named == {str(index): label for index, label in enumerate(labels)}
+        ):
+            return True
+        if num_rounds := self._commits.head(self._job_id).num_rounds:
+            raise WrongStateError(
+                f"the model of job {self._job_id} has {num_rounds} committed rounds, and was made of another vocabulary or of other "
+                "labels than those of the scheduler: start the scheduler with the state directory that it had, or start a new job"
+            )
+        return False
 
     def _check_disk(self, adapter: ModelAdapter) -> None:
         """Refuses a job whose first commit cannot be stored, before anything is computed."""

@@ -95,7 +95,7 @@ class EdgeServerServicer(edge_server_pb2_grpc.EdgeServerServiceServicer):
                 vocabulary = fetch_vocabulary(store, self._channels, request.vocabulary)
                 model = self._model(job_id)
                 turn: AbstractContextManager[None] = nullcontext()
-                if not model.is_complete():
+                if not model.is_complete(request.labels, vocabulary):
                     turn = self._heavy_work.turn(job_id, refuse_if_gone, tell, content)
                 with turn, self._lock(job_id):
                     job = JobConfig.from_json(request.job.config_json)

@@ -58,7 +58,7 @@ class Phase(Enum):
     BETWEEN_ROUNDS = "no round, or the last one is done"
     FAILED = "the round has failed"
     CATCHING_UP = "some clusters repeat committed rounds"
-    PLANNING = "the round is planned"
+    PLANNING = "the round is being planned"
     MASKING = "clusters agree on masks"
     RUNNING = "clusters train or evaluate"
     COMMITTING = "the edge server commits"
@@ -101,13 +101,14 @@ class AttemptState:
         is_behind: Whether the clusters that kept nothing still have to repeat committed rounds.
         candidate: The commit whose optimizer states are copied to disks at present.
         has_copy: The clusters that have copied them, or have none to copy.
-        has_plan: Whether the last round that was begun, and the rounds before it that clusters repeat, got a plan.
+        has_plan: False if no plan was possible for the last round, or for a round that clusters repeat before it. Then links may have to be
+            measured again.
         trains: Whether the round trains. Otherwise, it only evaluates the last commit.
         decides_anew: Whether a repeated round may be decided anew if it cannot be repeated as it was.
         clusters: Who is late or has failed in this round.
-        total_samples: Most rows of a masked round.
+        total_samples: How many rows the clusters of a masked round may have together; 0 without masks.
         samples: The rows of each cluster that has finished.
-        processes: The processes of the hosts of each cluster, by host id.
+        processes: The process of each host, by cluster and host id.
         running: The clusters whose calls are open.
         first_failed: The first cluster because of which the round fails.
         is_ending: Whether all calls were cancelled.
@@ -210,11 +211,12 @@ def _wanted(state: AttemptState, event: RoundWanted, now: float) -> Result:
     state = replace(state, trains=event.trains, decides_anew=event.decides_anew)
     if state.kept is not None and state.is_behind:
         behind = state.all_clusters - state.kept.processes.keys()
-        return replace(state, phase=Phase.CATCHING_UP), [CatchUp(behind)]
+        return replace(state, phase=Phase.CATCHING_UP, has_plan=False), [CatchUp(behind)]
     return _plan(state)
 
 
 def _failed_on_the_way(state: AttemptState, event: ClusterFailed, now: float) -> Result:
+    state = replace(state, has_plan=True)
     if event.failure.kind in _OF_SCHEDULER:
         return state, []
     failing, goes_on = _count_failure(state, event)
@@ -228,11 +230,9 @@ def _failed_on_the_way(state: AttemptState, event: ClusterFailed, now: float) ->
 
 
 def _not_caught_up(state: AttemptState, event: Failed, now: float) -> Result:
-    if event.failure.kind is Kind.NO_PLAN:
-        state = replace(state, has_plan=False)
-        if state.decides_anew:
-            # The next attempt may change the rounds, but then all clusters repeat them.
-            return _fail(replace(state, kept=None), Because.CANNOT_REPEAT, event.cluster)
+    if event.failure.kind is Kind.NO_PLAN and state.decides_anew:
+        # The next attempt may change the rounds, but then all clusters repeat them.
+        return _fail(replace(state, kept=None), Because.CANNOT_REPEAT, event.cluster)
     return _failed(state, event, now)
 
 
@@ -453,7 +453,7 @@ def _without(
         return state, []
     failing, goes_on = _count_failure(state, event)
     clusters, may = state.clusters, False
-    if goes_on:
+    if goes_on and state.first_failed is None:
         clusters, may = round_clusters.fail(clusters, event.cluster)
     if not may:
         return replace(state, failing=failing), []

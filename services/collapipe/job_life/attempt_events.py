@@ -34,12 +34,13 @@ class Planned:
     """The round has a plan.
 
     Args:
-        processes: The processes of the hosts of each cluster, by host id.
-        is_decided: Whether the clusters of the round are known already: it was committed before, or its masks may have been revealed.
+        processes: The process of each host, by cluster and host id.
+        is_decided: Whether the clusters of the round are known already: it was committed before, or the keys of its masks may have been
+            revealed.
         left_out: The clusters that are left out of a decided round.
         failed: Those of them that have failed.
         is_revealed: Whether an earlier attempt may have revealed the keys that remove the masks.
-        total_samples: Most rows of a masked round; 0 without masks.
+        total_samples: How many rows the clusters of a masked round may have together; 0 without masks.
     """
 
     processes: Mapping[int, Mapping[str, str]]
@@ -91,7 +92,7 @@ class ClusterFailed:
 
 @dataclass(frozen=True)
 class Ticked:
-    """A moment has passed."""
+    """Some time has passed without another event."""
 
 
 @dataclass(frozen=True)

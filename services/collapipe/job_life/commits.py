@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 _MOST_FAILURES = 3
-"""Attempts with kept results that may fail. Then all clusters repeat the rounds since the restore point. Their commits can move the
-restore point on. Clusters that catch up commit nothing."""
+"""After so many failed attempts with kept results, all clusters repeat the rounds since the restore point. Only rounds that all
+repeat are committed, and so move the restore point on."""
 _MOST_PERIODS = 3
 """If the restore point is older than so many times `training.replicate_every`, all clusters go back to it. Otherwise the edge server
 would keep ever more commits."""
@@ -84,7 +84,7 @@ def can_catch_up(
 
     Args:
         replicate_every: Rounds after which optimizer states are copied.
-        recorded: The attempt in the record of each of these rounds; `None` without a record. Empty if they were not read yet.
+        recorded: By which attempt each of these rounds was recorded; `None` without a record. Empty skips this check.
         rounds_left: How many more rounds the privacy account allows.
     """
     numbers = range(commits.restorable + 1, commits.num_rounds + 1)
@@ -118,7 +118,7 @@ def where_to_begin(
     """Decides where an attempt begins.
 
     Args:
-        kept: What it can use, if the other clusters can catch up.
+        kept: The results that it uses; `None` if there are none, or if other clusters cannot catch up.
         num_rounds: Rounds of the whole job.
         rounds_left: How many more rounds the privacy account allows. Repeated rounds count, too.
     """

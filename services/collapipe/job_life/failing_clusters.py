@@ -1,10 +1,10 @@
-"""Decides whether a job repeats the round in which a cluster failed, or goes on without the cluster, and when it tries it again."""
+"""Decides whether a round is repeated or goes on without a cluster that failed, and when the cluster is tried again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 PATIENCE = 3.0
-"""Failures of a cluster after which all clusters repeat the round. Later ones leave the cluster out."""
+"""So many failures of a cluster repeat the round. After that, the round goes on without it."""
 PATIENCE_OF_ROUND = 0.1
 """What a round that the cluster ends adds to its patience, up to that of the beginning. So whoever fails and succeeds in turns
 costs the others one attempt in ten rounds."""
@@ -17,7 +17,7 @@ class FailingClusters:
 
     Args:
         patience: How many more failures repeat the round. `PATIENCE` if it is missing.
-        num_left_out: Rounds in a row without each cluster.
+        num_left_out: How often in a row a round has left each cluster out because it failed.
         pauses: For each cluster that failed, the first round without it, and the first round with it again. A repeated round from
             before the pause runs with it.
     """
@@ -39,7 +39,7 @@ def after_failure(
     """Returns the state after a failure of a cluster, and whether its round should go on without it, and not be repeated.
 
     Args:
-        is_faulty: Whether its control unit has given a wrong answer, or made no progress.
+        is_faulty: Whether its control unit has given a wrong answer, made no progress, or refused its work.
     """
     left = failing.patience.get(cluster, PATIENCE)
     if is_faulty or left < 1:
@@ -52,7 +52,7 @@ def leave_out(
 ) -> tuple[FailingClusters, int]:
     """Returns the state after a round that goes on without a cluster, and the index of the round in which it is tried again.
 
-    With each such round in a row, the pause doubles.
+    The pauses are 0, 1, 3, 7, 15 and then 31 rounds.
     """
     number = failing.num_left_out.get(cluster, 0)
     again = round_index + 1 + min(2**number - 1, LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-"""Says of errors what kind of failure they are."""
+"""Says which kind of failure an error is."""
 
 from collapipe.errors import (
     AttemptFailedError,

@@ -14,7 +14,7 @@ class Device:
     Args:
         cluster: Its cluster in the deployment.
         process: Differs after each restart.
-        is_suspect: Whether a job could not reach it lately.
+        is_suspect: Whether a job could not reach it lately, or it restarts again and again.
     """
 
     host_id: str
@@ -58,7 +58,7 @@ class JobDevices:
         no_plan: Newcomers with which no plan was possible.
         not_finite: Those that sent values that are not finite.
         unreached: The process of each that others could not reach.
-        takes_suspects: Whether all take part that are only suspected, because no plan fits without them.
+        takes_doubtful: Whether devices in doubt take part, too, because no plan fits without them.
     """
 
     used: Mapping[int, frozenset[str]] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class JobDevices:
     not_finite: frozenset[str] = frozenset()
     unreached: Mapping[str, str] = field(default_factory=dict)
     restarting: RestartingDevices = field(default_factory=RestartingDevices)
-    takes_suspects: bool = False
+    takes_doubtful: bool = False
 
     @property
     def all_used(self) -> frozenset[str]:
@@ -80,22 +80,23 @@ def choose(
 ) -> tuple[JobDevices, dict[str, LeftOut]]:
     """Returns the state after the present devices were seen, and those that do not take part.
 
-    A device in doubt takes part if its cluster has no other one.
+    A device in doubt takes part if its cluster has only such devices.
 
     Args:
         num_rounds: The most rounds that the job has ever committed.
-        needs_all: Whether the job would wait for a device that restarts too often, and commit no round meanwhile.
+        needs_all: Whether the job cannot run without all its devices. Then none is left out for its restarts or its values.
     """
     processes = {device.host_id: device.process for device in present}
     devices = replace(devices, restarting=see(devices.restarting, processes, num_rounds))
     until = {} if needs_all else devices.restarting.left_out(num_rounds)
     doubts = {device.host_id: LeftOut(Why.SUSPECTED) for device in present if device.is_suspect}
     doubts |= {host_id: LeftOut(Why.RESTARTS, number) for host_id, number in until.items()}
-    doubts |= dict.fromkeys(devices.not_finite, LeftOut(Why.NOT_FINITE))
+    if not needs_all:
+        doubts |= dict.fromkeys(devices.not_finite, LeftOut(Why.NOT_FINITE))
     possible = [device for device in present if device.host_id not in devices.no_plan]
     trusted = {device.cluster for device in possible if device.host_id not in doubts}
     left_out = {id: LeftOut(Why.NO_PLAN) for id in processes.keys() & devices.no_plan}
-    if not devices.takes_suspects:
+    if not devices.takes_doubtful:
         left_out |= {
             device.host_id: doubts[device.host_id]
             for device in possible
@@ -116,11 +117,23 @@ def use(
 
 
 def begin_round(
-    devices: JobDevices, by_cluster: Mapping[int, Collection[str]], processes: Mapping[str, str]
+    devices: JobDevices,
+    by_cluster: Mapping[int, Collection[str]],
+    processes: Mapping[str, str],
+    *,
+    lacks_devices: bool,
 ) -> JobDevices:
-    """Does what `use` does, for the devices of a round. Those that the job has never used are newcomers."""
-    newcomers = devices.newcomers | (processes.keys() - devices.all_used)
-    return use(replace(devices, newcomers=newcomers), by_cluster, processes)
+    """Does what `use` does, for the devices of a round. Those that the job has never used are newcomers.
+
+    Args:
+        lacks_devices: As `Failure.lacks_hosts`. If none is missing, devices in doubt are not needed any more.
+    """
+    devices = replace(
+        devices,
+        newcomers=devices.newcomers | (processes.keys() - devices.all_used),
+        takes_doubtful=devices.takes_doubtful and lacks_devices,
+    )
+    return use(devices, by_cluster, processes)
 
 
 def refuse_newcomers(devices: JobDevices) -> JobDevices:
@@ -129,8 +142,8 @@ def refuse_newcomers(devices: JobDevices) -> JobDevices:
 
 
 def forgive(devices: JobDevices, processes: Mapping[str, str]) -> tuple[JobDevices, list[str]]:
-    """Returns the state in which devices are not blamed any more, and those of them that run the process that was blamed. A link of
-    theirs may still be cut."""
+    """Stops blaming these devices. Also returns those that have not restarted since they were blamed: a link of theirs may still
+    be cut."""
     unreached = {id: process for id, process in devices.unreached.items() if id not in processes}
     blamed = [id for id, process in processes.items() if devices.unreached.get(id) == process]
     return replace(devices, unreached=unreached), blamed

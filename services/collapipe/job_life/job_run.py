@@ -32,7 +32,7 @@ class JobPhase(Enum):
 
     BETWEEN_ATTEMPTS = "an attempt is about to begin"
     LOOKING = "the job looks for hosts, or waits for some"
-    PREPARING = "data are loaded, the model is made, and hosts are measured"
+    PREPARING = "the attempt is being set up"
     RUNNING = "a round runs, or the final model is evaluated"
     ENDED = "the job has ended"
 
@@ -42,8 +42,8 @@ class JobState:
     """What a job remembers from one attempt to the next. Times are in seconds from any fixed start.
 
     Args:
-        wait_for_hosts_seconds: How long the job waits for its first hosts. After a failure, `tries.limit_seconds` counts instead.
-            After a planned round, the longer of the two counts.
+        wait_for_hosts_seconds: How long the job waits for its first hosts. After a planned round, it waits for at least
+            `tries.limit_seconds`; after a failure, for exactly that.
         num_without_plan: Attempts since the last commit for which no plan was possible.
         looks_since: When the job began to look for hosts.
         has_planned: Whether a round was planned before this attempt. Then fewer devices than at first will do.
@@ -69,7 +69,7 @@ class AttemptBegan:
     """An attempt has begun.
 
     Args:
-        planned: The devices of the last round that was planned, by cluster; none before the first round.
+        planned: The hosts of the last round that was planned, by cluster; none before the first round.
     """
 
     planned: Mapping[int, Collection[str]]
@@ -84,7 +84,7 @@ class HostsSeen:
             that are there.
         lacks_devices: As `Failure.lacks_hosts`. The devices may soon be back.
         registered: Ids of the hosts that have registered since the scheduler was started.
-        is_early: Whether the job began a moment ago. After a restart of the scheduler, hosts register again one by one.
+        is_early: Whether the scheduler began with the job less than 10 s ago. After its restart, hosts register again one by one.
     """
 
     processes: Mapping[int, Mapping[str, str]] | None
@@ -130,7 +130,7 @@ class ModelEvaluated:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """The attempt has failed.
+    """The attempt has failed, or could not begin.
 
     Args:
         unreached: The processes of devices that others could not reach, by host id.
@@ -162,7 +162,7 @@ class LookForHosts:
 
 @dataclass(frozen=True)
 class WaitForHosts:
-    """Wait a moment, then look again. Answer: `HostsSeen`.
+    """Wait, then look again. Answer: `HostsSeen`.
 
     Args:
         seconds_left: How long the job still waits.
@@ -295,7 +295,7 @@ def _failed(job: JobState, event: AttemptFailed, now: float) -> Result:
     if has_no_plan and devices.newcomers:
         devices = refuse_newcomers(devices)
         failure = replace(failure, kind=Kind.PASSING)
-    devices = replace(devices, takes_suspects=has_no_plan and failure.lacks_hosts)
+    devices = replace(devices, takes_doubtful=has_no_plan and failure.lacks_hosts)
     tries, then = after_failure(job.tries, failure, now)
     failed = replace(
         job,

@@ -13,11 +13,11 @@ def pause_after(num_restarts: float) -> int:
 
 @dataclass(frozen=True)
 class RestartingDevices:
-    """The restarts of devices while one job used them. Those of a device with blocks end attempts. New rounds with a device make up for
-    them. All keys are host ids.
+    """The restarts of devices while one job used them. A restart of a device with blocks ends an attempt. Each new round with the device
+    forgives a tenth of a restart. All keys are host ids.
 
     Args:
-        processes: The incarnation of each device when it took part last.
+        processes: The process of each device when it took part last.
         num_restarts: The restarts that no rounds have made up for.
         until: The number of committed rounds with which each device takes part again.
     """

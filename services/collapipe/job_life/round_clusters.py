@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class RoundRules:
-    """What a job says about late clusters.
+    """What a job says about clusters that are late or fail.
 
     Args:
         min_clusters: A round is committed with the results of at least so many.
@@ -28,7 +28,7 @@ class RoundClusters:
     """The clusters of one attempt at a round, each by its index.
 
     Args:
-        left_out: Those that were late or failed when the round was first committed.
+        left_out: Those that an earlier attempt has left out for good.
         failed: Those that have failed.
         may_fail: Whether the round may go on without further clusters that fail.
         may_be_late: Whether clusters may still become late.
@@ -48,7 +48,7 @@ class RoundClusters:
 
     @property
     def late(self) -> frozenset[int]:
-        """The late clusters whose results do not count."""
+        """The clusters whose results do not count."""
         if self.rules.ends_early:
             # Late results count by this rule. The round may have been committed first by the other one.
             return self.left_out
@@ -56,7 +56,7 @@ class RoundClusters:
 
     @property
     def to_end(self) -> frozenset[int]:
-        """The late clusters that have to end now."""
+        """The overdue clusters that have not ended."""
         return self.overdue - self.ended
 
 

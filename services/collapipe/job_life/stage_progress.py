@@ -64,8 +64,8 @@ class StageProgress:
     Args:
         silence_seconds: How long nothing may change while all stages wait.
         predicted_step_seconds: The predicted time of a training step; 0 without a prediction.
-        changed_at: The last time at which something had changed, a stage computed, or the control unit did not wait for the stages.
-        moved_at: The last time at which bytes had arrived, or no stage computed.
+        changed_at: Since when all stages have waited and nothing has changed.
+        moved_at: Since when stages have computed and no bytes have arrived.
         phase: What the stages are doing.
         step_index: The training step that began last, if the phase is training.
         is_working: Whether micro-batches are under way, and the control unit waits for the stages.

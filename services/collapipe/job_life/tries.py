@@ -80,7 +80,7 @@ class GivesUp(Enum):
 
 @dataclass(frozen=True)
 class Tries:
-    """The failed attempts of one job since its last commit. Times are in seconds from any fixed start.
+    """What one job remembers of its failed attempts. Times are in seconds from any fixed start.
 
     Args:
         limit_seconds: How long the job may try without a commit. 0 means that it never tries again.
@@ -96,7 +96,7 @@ class Tries:
         num_repeats: Failures since the job last got further. Of several failures without a commit between them, only the first one
             counts.
         faults: Attempts that each host has ended by wrong answers or without progress.
-        not_finite: Attempts that ended with values that are not finite, by the host that sent them.
+        not_finite: Attempts that ended with values that are not finite, by the host that sent them; empty for a loss or a norm.
     """
 
     limit_seconds: float

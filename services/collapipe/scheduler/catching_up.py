@@ -12,14 +12,14 @@ def catch_up(
     run: Callable[[control_unit_pb2.RunRoundRequest], control_unit_pb2.RoundPrepared],
     requests: RoundRequests,
     commit: plan_pb2.Commit,
-    kept: Collection[int],
+    behind: Collection[int],
 ) -> list[int]:
     """Repeats the committed rounds since the restore point with the clusters that kept no result. They push nothing.
 
     Args:
         run: Lets a control unit run a round.
         commit: The last commit.
-        kept: Indices of the clusters that have kept the results of the round after it.
+        behind: Indices of the clusters that have kept no result of the round after it.
 
     Returns:
         The clusters that have other optimizer states than before, because their hosts compute differently.
@@ -28,7 +28,7 @@ def catch_up(
         CollapipeError: A cluster failed.
     """
     progress = tools.progress
-    behind = [i for i in range(tools.job.clusters) if i not in kept]
+    kept = [i for i in range(tools.job.clusters) if i not in behind]
     num_repeated = commit.num_rounds - requests.restore_point.num_rounds
     before = f"{committed_rounds(num_repeated)} and " if num_repeated else ""
     progress.tell(

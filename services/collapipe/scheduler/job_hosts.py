@@ -131,7 +131,9 @@ def lacking_hosts(
         host_id
         for index, cluster in enumerate(hosts.clusters)
         if len(cluster.devices) < (job.num_devices(index) or math.inf)
-        for host_id in sorted(devices.used.get(index, frozenset()) - hosts.by_id.keys())
+        for host_id in sorted(
+            devices.used.get(index, frozenset()) - devices.no_plan - hosts.by_id.keys()
+        )
     ]
     return lost or list(missing)
 

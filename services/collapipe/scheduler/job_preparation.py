@@ -33,6 +33,7 @@ from collapipe.rpc.options import MAX_MESSAGE_BYTES
 from collapipe.scheduler.host_calls import HostCalls, told_by
 from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.job_store import begins_anew
 from collapipe.scheduler.job_warnings import find_passes
 from collapipe.scheduler.round_problem import ModelSizes
 from collapipe.v1 import (
@@ -167,6 +168,8 @@ class JobPreparation:
         document.last_commit = found
         document.num_rounds_committed = commit.num_rounds
         document.num_rounds_restorable = commit.restore_point.num_rounds
+        if begins_anew(commit):  # The answer to a rollback may have been lost.
+            document.num_rounds_reached = min(document.num_rounds_reached, commit.num_rounds)
 
     def _tell_waiting(self, answer: edge_server_pb2.PrepareJobResponse) -> None:
         """Says for which other job the edge server works first."""

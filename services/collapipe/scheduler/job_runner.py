@@ -459,13 +459,19 @@ class JobRunner:
             try:
                 rounds.run(local_steps, decides_anew=False)
                 return
-            except (InfeasibleError, AttemptFailedError):
+            except (InfeasibleError, AttemptFailedError) as error:
                 if rounds.state.has_plan:
                     raise
+                failure = error
             names = ", ".join(sorted(awaited))
             self._say(scheduler_pb2.JOB_STATE_RUNNING, f"waits until {names} are measured")
             while planner.is_measuring and awaited <= {h.host_id for h in self._registry.heard()}:
                 self._calls.sleep()
+                self._calls.call_meanwhile()
+            if rounds.has_repeated:
+                raise AttemptFailedError(
+                    f"clusters repeat their rounds again, because a round of theirs could not be planned: {failure}"
+                )
             self._begin_round(rounds, planner)
             if planner.hosts == before:
                 break
@@ -517,7 +523,11 @@ class JobRunner:
                 for index, cluster in enumerate(planner.hosts.clusters)
             }
             processes = _processes(planner.hosts.devices)
-            self._take(job_devices.begin_round(self._state.devices, ids, processes))
+            self._take(
+                job_devices.begin_round(
+                    self._state.devices, ids, processes, lacks_devices=bool(self._lacking)
+                )
+            )
         self._look_around()
         reached = self._progress.document.num_rounds_reached
         repeats = f"repeats the rounds up to round {reached}" if rounds.num_rounds < reached else ""

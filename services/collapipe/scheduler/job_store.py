@@ -209,6 +209,9 @@ class JobStore:
         newer than all earlier ones, and is stored.
 
         A resumed job that is still queued gets a newer number.
+
+        Raises:
+            OSError: The number could not be stored. After a restart, a control unit would refuse it.
         """
         with self._lock:
             document = self.get(job_id)
@@ -216,10 +219,7 @@ class JobStore:
             number = document.attempt
             if document.state == scheduler_pb2.JOB_STATE_QUEUED:
                 document.attempt += 1
-            try:
-                self.save(document)
-            except NOT_STORED:  # The next change of the job stores it, too.
-                logger.exception("the state of job %s could not be stored", document.job_id)
+            self.save(document)
         return number
 
     def roll_back(self, job_id: str, commit: plan_pb2.Commit, stored_bytes: int = 0) -> JobDocument:

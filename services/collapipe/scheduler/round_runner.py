@@ -147,6 +147,8 @@ class RoundRunner:
         self._work: list[Future[None]] = []
         """What runs the clusters of the present round."""
         self._round: _Round | None = None
+        self.has_repeated = False
+        """Whether clusters have repeated rounds. A control unit runs each round of an attempt once."""
         self._local_steps = 0
         self._started = self._run_began = self._next_tick = 0.0
         self._commits = JobCommits(tools)
@@ -375,13 +377,14 @@ class RoundRunner:
             self._run_repeated,
             self._requests,
             self._commit,
-            self.state.all_clusters - action.clusters,
+            action.clusters,
         )
         return life.CaughtUp(tuple(differing))
 
     def _run_repeated(
         self, request: control_unit_pb2.RunRoundRequest
     ) -> control_unit_pb2.RoundPrepared:
+        self.has_repeated = True
         try:
             return self._clusters.run(request)
         except CollapipeError as error:
@@ -447,6 +450,10 @@ class RoundRunner:
         try:
             for plan in plans:
                 self._work.append(executor.submit(self._run_and_tell, plan))
+        except RuntimeError as error:  # The system has no more threads or memory.
+            raise AttemptFailedError(
+                f"the scheduler cannot start a thread for each of {len(plans)} clusters ({error}): raise its limit of threads, or its memory"
+            ) from error
         finally:
             executor.shutdown(wait=False)
 
@@ -550,7 +557,9 @@ class RoundRunner:
 
     def _move_restore_point(self) -> life.Event:
         attempt = self._progress.attempt(self._now.index - 1)
-        return committed(self._commits.commit_round(attempt, [], candidate_copied=True).commit)
+        commit = self._commits.commit_round(attempt, [], candidate_copied=True).commit
+        self._progress.committed(commit)
+        return committed(commit)
 
     def _store_before_commit(
         self, action: life.Commit, prepared: Sequence[control_unit_pb2.RoundPrepared]

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 _TURN_SECONDS = 600.0
 """How long a session waits for the end of the previous one, which ends after one computation."""
 
-_MOST_KEPT_ATTEMPTS = 4096
+MOST_KEPT_ATTEMPTS = 4096
 """How many latest attempts are remembered. If one is forgotten, an older attempt is still refused, because its grant has ended."""
 
 _MOST_COMMANDS = 16
@@ -211,7 +211,7 @@ class StageServicer(stage_pb2_grpc.StageServiceServicer):
             predecessor = admitted.predecessor = self._admitted.get(configure.host_cluster)
             self._latest.pop((cluster_index, attempt.job_id), None)  # It becomes the newest one.
             self._latest[cluster_index, attempt.job_id] = attempt
-            if len(self._latest) > _MOST_KEPT_ATTEMPTS:
+            if len(self._latest) > MOST_KEPT_ATTEMPTS:
                 del self._latest[next(iter(self._latest))]
             self._admitted[configure.host_cluster] = admitted
         if predecessor is not None:

@@ -1,6 +1,6 @@
 """The global model of a job on the edge server, and clusters that pretend to train."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Edge:
             AveragingConfig(),
         )
 
-    def prepare(self, seed: int = 0, **model: Any) -> Commit:
+    def prepare(self, seed: int = 0, *, labels: Sequence[str] = ("a", "b"), **model: Any) -> Commit:
         job = JobConfig(
             seed=seed,
             clusters=self._num_clusters,
@@ -64,7 +64,7 @@ class Edge:
             data=DataConfig(source="stdlib_docstrings"),
             model=ModelConfig(**{"config": TINY, **model}),
         )
-        self.model.prepare(job, ["a", "b"], self._vocabulary)
+        self.model.prepare(job, labels, self._vocabulary)
         return self.model.commit()
 
     def weights(self, units: Iterable[UnitState]) -> dict[str, Tensor]:

@@ -101,6 +101,17 @@ def test_preparing_again_finds_the_last_commit_or_makes_the_same_model(edge: Edg
     assert edge.run_round(round_index=1).num_rounds == 2
 
 
+def test_model_is_made_anew_if_the_data_have_grown_before_the_first_round(edge: Edge) -> None:
+    labels = ["a", "b", "c"]
+    edge.prepare(labels=labels)
+    spec, _ = edge.model.model_spec()
+    assert list(json.loads(spec.config_json)["id2label"].values()) == labels
+    committed = edge.run_round()
+    with pytest.raises(WrongStateError, match="1 committed rounds"):
+        edge.prepare(labels=["a", "b"])
+    assert edge.model.commit() == committed
+
+
 def test_disk_that_cannot_hold_the_first_commit_is_refused_before_anything_is_made(
     edge: Edge, tmp_path: Path, vocabulary: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

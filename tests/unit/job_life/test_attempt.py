@@ -1,5 +1,7 @@
 """What happens in a round. Imitated jobs (tests/disturbed_jobs) go through all cases; here are those that they cannot show."""
 
+from dataclasses import replace
+
 import pytest
 
 from collapipe.job_life.attempt import AttemptRules, Phase, begin_attempt, step
@@ -58,6 +60,7 @@ def test_bug_in_the_work_for_a_late_cluster_is_no_failure_of_the_cluster() -> No
         (Kind.NO_PLAN, True, Because.CANNOT_REPEAT),
         (Kind.NO_PLAN, False, Because.PHASE_FAILED),
         (Kind.HOST_LOST, True, Because.PHASE_FAILED),
+        (Kind.PASSING, True, Because.PHASE_FAILED),  # A link without a rate may be the cause.
     ],
 )
 def test_kept_results_are_given_up_if_the_rounds_before_them_cannot_be_repeated(
@@ -67,9 +70,29 @@ def test_kept_results_are_given_up_if_the_rounds_before_them_cannot_be_repeated(
     state = begin_attempt(RULES, (0, 2), FailingClusters(), kept)
     state, actions = step(state, RoundWanted(trains=True, decides_anew=decides_anew), 0.0)
     assert actions == [CatchUp(frozenset({1}))]
+    if kind is Kind.HOST_LOST:
+        state, _ = step(state, ClusterFailed(1, Failure(kind)), 1.0)
     state, actions = step(state, Failed(Failure(kind)), 1.0)
     assert actions == [Fail(because)]
     assert (state.kept is None) == (because is Because.CANNOT_REPEAT)
-    assert state.has_plan == (kind is not Kind.NO_PLAN), (
-        "otherwise nobody waits for a device that is measured"
+    assert state.has_plan == (kind is Kind.HOST_LOST), (
+        "otherwise nobody waits for a device that is measured, and no link is measured again"
     )
+
+
+def test_round_that_fails_goes_on_without_no_further_cluster() -> None:
+    rules = replace(RULES, clusters=replace(RULES.clusters, num_clusters=3))
+    state = begin_attempt(rules, (0, 0), FailingClusters(), None)
+    events: list[Event] = [
+        RoundWanted(trains=True, decides_anew=True),
+        Planned({0: {"a": "1"}, 1: {"b": "1"}, 2: {"c": "1"}}),
+        ClusterFailed(0, Failure(Kind.HOST_LOST, "a")),
+        ClusterFailed(1, Failure(Kind.HOST_FAULTY, "b")),  # Alone, it would be left out.
+    ]
+    for event in events:
+        state, actions = step(state, event, 1.0)
+    assert actions == []
+    state, actions = step(state, ClusterFinished(2, 10), 2.0)
+    assert actions == [Fail(Because.CLUSTER_FAILED, 0)]
+    assert state.kept is not None and state.kept.processes.keys() == {2}
+    assert state.failing.pausing(1) == []

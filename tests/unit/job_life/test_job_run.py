@@ -58,9 +58,9 @@ def test_suspects_take_part_if_no_plan_fits_without_them_until_an_attempt_fails_
     job: JobState,
 ) -> None:
     job, _ = fail(job, Failure(Kind.NO_PLAN, lacks_hosts=True))
-    assert job.devices.takes_suspects
+    assert job.devices.takes_doubtful
     job, _ = step(job, AttemptFailed(Failure(Kind.HOST_LOST, "a"), {"a": "first"}), 1.0)
-    assert not job.devices.takes_suspects and job.devices.unreached == {"a": "first"}
+    assert not job.devices.takes_doubtful and job.devices.unreached == {"a": "first"}
 
 
 def test_host_with_values_that_are_not_finite_is_remembered(job: JobState) -> None:

@@ -413,7 +413,7 @@ def test_host_that_computes_on_without_an_end_is_named(
 def test_few_latest_attempts_are_remembered(
     host: StageHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage_servicer, "_MOST_KEPT_ATTEMPTS", 2)
+    monkeypatch.setattr(stage_servicer, "MOST_KEPT_ATTEMPTS", 2)
     for name in ("first", "second", "third"):
         session = host.ready(job_id=name)
         session.close()
