@@ -117,7 +117,7 @@ def campaign_page() -> str:
 _JOB_LIFE = """\
 # The life of a job
 
-A job runs rounds until all are committed ([Concepts](concepts.md) explains the words). What happens in a round, and what follows when an attempt fails, is decided by functions of plain data. They are in `services/collapipe/job_life/`, and nothing there reads a clock, a socket, a file or a lock.
+A job runs rounds until all are committed ([Concepts](concepts.md) explains the words). What happens in a round, and what follows when an attempt fails, is decided by functions of plain data. Most are in `services/collapipe/job_life/`. Nothing there uses a clock, a file, a network or a thread.
 
 ## Who decides what
 
@@ -132,27 +132,34 @@ A job runs rounds until all are committed ([Concepts](concepts.md) explains the 
 | Which clusters are late, or left out? | `round_clusters.py` and `failing_clusters.py` |
 | How does a commit follow the one before? | `services/collapipe/edge_server/commits.py` |
 
-`JobRunner` and `RoundRunner` in the scheduler carry out what the two functions `step` decide. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and passes on what came of it. Before each round, it also asks `job_devices.py` which devices take part. In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads. What must survive a loss of power is stored first. Before the commit, the scheduler stores which clusters are averaged. Before any cluster trains, it counts the round in the privacy account.
+`JobRunner` and `RoundRunner` in the scheduler carry out what the two functions `step` decide. A job does one thing after the other, so `JobRunner` is a loop: it does what was decided, and passes on what came of it. Before each round, it also asks `job_devices.py` which devices take part.
 
-Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error. Any action can fail, even if its line only names what follows when it succeeds.
+In a round, much happens at once. There, the thread of the job takes one event after the other from a queue, and does what was decided. The calls to clusters run in threads of their own. They only add events, and never change the state that `step` reads.
+
+What must survive a loss of power is stored first:
+
+- Before any cluster trains, the scheduler counts the round in the privacy account.
+- Before the commit, it stores which clusters are averaged, and how many mini-batches those trained that ended early.
+
+A phase is what a job or an attempt is doing. An event is what was observed, and an action is what is to be done. Each case below has a phase and an event. Any other event in a phase is a bug, and raises an error. Any action can fail. For a job, the lines name only the answer of one that succeeds.
 """
 
 _IMITATED = """
 ## How this is tested
 
-`tests/disturbed_jobs/` imitates whole jobs in simulated time, with the same functions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed determines everything that happens. These promises are checked while it runs:
+`tests/disturbed_jobs/` imitates whole jobs in simulated time, with the same functions and those of the edge server. Devices die, restart, lie and get lost. Control units are slow, fail or compute differently. The edge server forgets what was pushed, the disk of the scheduler is full, and the scheduler loses power between any two writes. A seed determines everything that happens. These promises are checked while each job runs:
 
 1. An attempt commits a round once, and each commit follows the one before it.
-2. A job ends or commits within twice `schedule.retry_seconds` and the time of its rounds. Late clusters stop within seconds.
+2. A job ends or commits within the longer of `schedule.wait_for_hosts_seconds` and `schedule.retry_seconds`, and another `schedule.retry_seconds` and 100 s. Late clusters stop within 3 s.
 3. After a loss of power, the job goes on, and no result of a round is lost.
 4. A repeated round has the same result as before, unless it got another plan, left out a further cluster, or a host computed differently.
-5. No result of another attempt is committed, unless it was kept. A cluster that kept its result does not run again.
+5. A result of an earlier attempt is committed only if it was kept. A cluster with a kept result does not run the round again.
 6. No cluster trains before the privacy account has counted the round. The keys that remove the masks of a round are revealed for one set of clusters only.
 7. The optimizer states of the restore point exist somewhere.
 8. What a job remembers of devices stays bounded.
 
-`make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command injects each mutation of `mutations.yaml`, and prints the first seed whose job breaks a promise.
-The imitated jobs replace `JobRunner` and `RoundRunner` by code of their own, which may differ from the real one. So `tests/faults/` also kills real processes. `test_deaths.py` lets each of three services die at two of its writes, and the campaign at each of their writes.
+`make test` runs 2,000 such jobs, `.ci/run` 20,000, and the campaign a million. `python -m benchmarks.disturbed_jobs --story SEED` tells what happens in one of them. With `--mutations`, the command puts each fault of `tests/disturbed_jobs/mutations.yaml` into the code, and prints the first seed whose job breaks a promise.
+The imitated jobs replace `JobRunner` and `RoundRunner` by code of their own, which may differ from these two classes. So `tests/faults/` also kills real processes. `test_deaths.py` lets each of three services die at two of its writes, and the campaign at each of their writes.
 """
 
 
