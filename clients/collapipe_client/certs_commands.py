@@ -15,7 +15,7 @@ from collapipe.errors import InvalidInputError
 from collapipe.protocol import OURS
 from collapipe.v1.enrollment_pb2 import JoinToken
 from collapipe_client.addresses import read_address
-from collapipe_client.cli_options import AsJson
+from collapipe_client.cli_options import AsJson, Yes
 from collapipe_client.reporting import complain, exit_codes, print_json, say
 
 certs_app = typer.Typer(
@@ -208,11 +208,13 @@ def token(
         str, typer.Option(metavar="TIME", help="How long the token can be used: 30m, 12h, 7d.")
     ] = "1h",
     days: Days = 365,
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a join token. Whoever has it can join once as NAME, with `collapipe join TOKEN`.
 
-    Hand it over as you would a password. After its use it is worthless.
+    Hand it over as you would a password. After its use it is worthless. If the name is in use, the command asks whether the same box
+    joins again.
     """
     with exit_codes(as_json):
         identity = Identity.parse(holder)
@@ -220,6 +222,17 @@ def token(
             read_address(option, value)
         duration = read_duration("--valid", valid)
         opened = AuthorityFolder(folder)
+        for used in opened.certificates():
+            if (used.identity.role, used.identity.name) == (
+                identity.role,
+                identity.name,
+            ) and not yes:
+                typer.confirm(
+                    f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the scheduler "
+                    "refuses it while this one runs. Does the same box join again?",
+                    abort=True,
+                    err=True,
+                )
         lifetime = datetime.timedelta(days=days)
         text = tokens.encode_token(
             JoinToken(

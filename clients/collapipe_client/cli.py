@@ -19,7 +19,7 @@ from collapipe.pretrained_directories import pretrained_directory
 from collapipe.printable import printable
 from collapipe_client import testbed_commands
 from collapipe_client.certs_commands import certs_app
-from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, takes_option_groups
+from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings, Yes, takes_option_groups
 from collapipe_client.client import FINAL_STATES, CollaPipeClient
 from collapipe_client.completion import job_names
 from collapipe_client.context_commands import context_app
@@ -42,7 +42,7 @@ from collapipe_client.job_files import (
     read_job,
     with_local_paths,
 )
-from collapipe_client.jobs_commands import JobArgument, Yes, jobs_app
+from collapipe_client.jobs_commands import JobArgument, jobs_app
 from collapipe_client.join_command import join, renew
 from collapipe_client.live_view import Display, make_display
 from collapipe_client.local_testbed import LocalTestbed

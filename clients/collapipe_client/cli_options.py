@@ -12,6 +12,7 @@ import typer
 from collapipe_client.job_files import preset_names
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 WorkspaceOption = Annotated[
     Path, typer.Option("--workspace", metavar="DIR", help="Folder of the local testbed.")
 ]

@@ -15,7 +15,7 @@ from collapipe.v1.scheduler_pb2 import (
     JobState,
     JobStatus,
 )
-from collapipe_client.cli_options import AsJson, takes_option_groups
+from collapipe_client.cli_options import AsJson, Yes, takes_option_groups
 from collapipe_client.client import FINAL_STATES, CollaPipeClient
 from collapipe_client.completion import job_names
 from collapipe_client.endpoint import EndpointOptions, client_for_past_jobs, need_endpoint
@@ -55,8 +55,6 @@ JobArguments = Annotated[
         autocompletion=job_names,
     ),
 ]
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 _MESSAGE_CHARACTERS = 80

@@ -25,8 +25,8 @@ from collapipe_client.cli import app
 SCHEDULER = "10.0.0.1:7100"
 
 
-def collapipe(*arguments: Any) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def collapipe(*arguments: Any, answer: str = "") -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=answer)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Served:
     def token(self, holder: str = "device-agent:pi", *options: str) -> str:
         made = collapipe(
             *("certs", "token", self.folder, holder, "--scheduler", SCHEDULER, "--json"),
-            *("--authority", self.address, *options),
+            *("--authority", self.address, "--yes", *options),
         )
         assert made.exit_code == 0, made.output
         return str(json.loads(made.stdout)["token"])

@@ -126,6 +126,23 @@ def test_stdout_is_the_token_alone(made: Path) -> None:
     assert len(result.stdout.split()) == 1 and result.stdout.startswith("collapipe-join-")
 
 
+def test_token_for_a_name_in_use_is_made_only_if_the_same_box_joins_again(tmp_path: Path) -> None:
+    made = tmp_path / "authority"
+    assert collapipe("certs", "issue", "--init", made, "device-agent:pi@1").exit_code == 0
+    addresses = ("--scheduler", SCHEDULER, "--authority", "10.0.0.1:7200")
+    for holder, options, answer, is_made in (
+        ("device-agent:pi", (), "n", False),
+        ("device-agent:pi", (), "y", True),
+        ("device-agent:pi", ("--yes",), "", True),
+        ("device-agent:pi-2", (), "", True),
+        ("control-unit:pi", (), "", True),
+    ):
+        result = collapipe("certs", "token", made, holder, *addresses, *options, answer=answer)
+        assert (result.exit_code == 0) == is_made
+        assert ("collapipe-join-" in result.stdout) == is_made
+        assert ("device-agent:pi@1" in result.stderr) == bool(answer)
+
+
 # --- join
 
 
