@@ -223,10 +223,7 @@ def token(
         duration = read_duration("--valid", valid)
         opened = AuthorityFolder(folder)
         for used in opened.certificates():
-            if (used.identity.role, used.identity.name) == (
-                identity.role,
-                identity.name,
-            ) and not yes:
+            if used.identity.name == identity.name and not yes:
                 typer.confirm(
                     f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the scheduler "
                     "refuses it while this one runs. Does the same box join again?",

@@ -135,7 +135,6 @@ def test_token_for_a_name_in_use_is_made_only_if_the_same_box_joins_again(tmp_pa
         ("device-agent:pi", (), "y", True),
         ("device-agent:pi", ("--yes",), "", True),
         ("device-agent:pi-2", (), "", True),
-        ("control-unit:pi", (), "", True),
     ):
         result = collapipe("certs", "token", made, holder, *addresses, *options, answer=answer)
         assert (result.exit_code == 0) == is_made
