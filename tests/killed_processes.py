@@ -19,6 +19,6 @@ def kill(testbed: LocalTestbed, name: str) -> None:
         time.sleep(0.05)
 
 
-def restart(testbed: LocalTestbed, name: str) -> None:
-    """Starts an ended process again at its former address, and waits until it serves."""
-    testbed._start_together([name])
+def restart(testbed: LocalTestbed, *names: str) -> None:
+    """Starts ended processes again at their former addresses, and waits until they serve."""
+    testbed._start_together(names)

@@ -14,7 +14,9 @@ from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED
 from collapipe_client import LocalTestbed
 from faults.interrupted import (
     MOMENTS,
+    PATIENT_SECONDS,
     Run,
+    check_unfinished,
     final_digests,
     intact_commit,
     make_interruptible_job,
@@ -52,11 +54,12 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestbedOfVersi
         yield testbed
 
 
-def start_as(testbed: TestbedOfVersions, name: str, version: int | None) -> None:
-    """Ends a service, and starts it again with a version of the protocol; `None` is that of the others."""
-    testbed.versions[name] = version
-    kill(testbed, name)
-    restart(testbed, name)
+def start_as(testbed: TestbedOfVersions, version: int | None, *names: str) -> None:
+    """Ends services, and starts them again with a version of the protocol; `None` is that of the others."""
+    for name in names:
+        testbed.versions[name] = version
+        kill(testbed, name)
+    restart(testbed, *names)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_job_goes_on_without_a_device_that_comes_back_with_another_version(
             testbed,
             job,
             MOMENTS["step"],
-            lambda run: start_as(testbed, DEVICE, version),
+            lambda run: start_as(testbed, version, DEVICE),
             hit=tried_again,
         )
         assert run.final_state == JOB_STATE_SUCCEEDED, run.message
@@ -84,7 +87,7 @@ def test_job_goes_on_without_a_device_that_comes_back_with_another_version(
         assert refusals[DEVICE].endswith(f"on the machine of {older}")
         assert not statuses[DEVICE].alive
     finally:
-        start_as(testbed, DEVICE, None)
+        start_as(testbed, None, DEVICE)
     testbed.wait_until_registered()
     with testbed.client() as client:
         assert not any(status.refusal for status in client.hosts())
@@ -97,13 +100,13 @@ def test_job_waits_for_a_host_that_it_needs_and_that_has_another_version_for_a_w
     undisturbed = undisturbed_digests(testbed, tmp_path)
 
     def exchange(run: Run) -> None:
+        num_incidents = len(run.incidents)
         try:
-            start_as(testbed, name, OURS.newest + 1)
-            num_incidents = len(run.incidents)
-            while len(run.incidents) == num_incidents and not run.ended:
+            start_as(testbed, OURS.newest + 1, name)
+            while "HOST_LEFT_OUT" not in run.codes(name, num_incidents) and not run.ended:
                 time.sleep(0.1)
         finally:
-            start_as(testbed, name, None)
+            start_as(testbed, None, name)
 
     # The registry still counts the process before as alive, so the next round calls the other one.
     run = run_interrupted(
@@ -111,3 +114,31 @@ def test_job_waits_for_a_host_that_it_needs_and_that_has_another_version_for_a_w
     )
     assert run.final_state == JOB_STATE_SUCCEEDED, run.message
     assert final_digests(intact_commit(run)) == undisturbed
+
+
+def test_deployment_is_updated_role_by_role_while_a_job_runs(
+    testbed: TestbedOfVersions, tmp_path: Path
+) -> None:
+    job = make_interruptible_job(tmp_path, PATIENT_SECONDS, training={"rounds": 20})
+    undisturbed = final_digests(intact_commit(run_interrupted(testbed, job)))
+    names = [process.name for process in testbed.processes]
+    start_as(testbed, OURS.oldest, names[0])  # The others need the address of the scheduler.
+    start_as(testbed, OURS.oldest, *names[1:])
+    testbed.wait_until_registered()
+
+    def update(run: Run) -> None:
+        for role in (
+            "scheduler",
+            "edge-server",
+            "control-unit",
+            "device",
+        ):  # as docs/operations.md says
+            start_as(testbed, None, *(name for name in names if name.startswith(role)))
+            testbed.wait_until_registered()
+        check_unfinished(run)
+
+    run = run_interrupted(testbed, job, MOMENTS["plan"], update, limit_seconds=300.0)
+    assert run.final_state == JOB_STATE_SUCCEEDED, run.message
+    assert final_digests(intact_commit(run)) == undisturbed
+    with testbed.client() as client:
+        assert [status.refusal for status in client.hosts()] == [""] * (len(names) - 1)
