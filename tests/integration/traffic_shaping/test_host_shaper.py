@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from collapipe.errors import InvalidInputError
+from collapipe.traffic_shaping.shaper_process.status import why_unshaped
 from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 
 from .namespaces import joined_namespaces, run
@@ -103,11 +105,11 @@ def test_change_of_the_file_is_followed_and_the_end_removes_the_shaping(
     host.write({"hosts": ["near", FAR], "links": {"near>*": {"rate_bps": 3e6}}})
     host.wait(lambda applied: applied["links"][FAR]["rate_bps"] == 3e6)
     assert "3Mbit" in host.qdiscs() and "8Mbit" not in host.qdiscs()
-    assert subprocess.run(host.command("--check")).returncode == 0
+    assert why_unshaped(host.state, "near") == ""
     host.write('{"links": {"near>')
     host.wait(lambda applied: not applied["in_force"])
     assert "3Mbit" in host.qdiscs()
-    assert subprocess.run(host.command("--check")).returncode == 1
+    assert str(host.state) in why_unshaped(host.state, "near")
     host.write({"hosts": ["near", FAR]})
     host.wait(lambda applied: applied["in_force"] and not applied["links"])
     assert "htb" not in host.qdiscs()
@@ -116,7 +118,7 @@ def test_change_of_the_file_is_followed_and_the_end_removes_the_shaping(
     shaper.send_signal(signal.SIGTERM)
     assert shaper.wait(SECONDS) == 0
     assert "noqueue" in host.qdiscs() and "htb" not in host.qdiscs()
-    assert not host.applied()["running"]
+    assert "no shaper process of near" in why_unshaped(host.state, "near")
 
 
 def test_trace_is_played_to_its_last_step(host: Host, shaper: "subprocess.Popen[str]") -> None:
@@ -140,13 +142,69 @@ def test_shaping_of_a_killed_process_is_taken_over(
     assert "tcp-segmentation-offload: off" not in offloads
 
 
-def test_interface_that_disappears_ends_the_process(
+def test_interface_that_comes_back_is_shaped_again(
     host: Host, shaper: "subprocess.Popen[str]"
 ) -> None:
     run("ip", "-n", host.namespace, "link", "del", "near0")
-    _, log = shaper.communicate(timeout=SECONDS)
-    assert shaper.returncode == 2
-    assert "near0" in log
+    host.wait(lambda applied: not applied["in_force"])
+    assert "near0" in why_unshaped(host.state, "near")
+    run("ip", "-n", host.namespace, "link", "add", "near0", "type", "veth", "peer", "near1")
+    host.wait(lambda applied: bool(applied["in_force"]))
+    assert "8Mbit" in host.qdiscs()
+
+
+SERVICE = "trap 'exit 7' TERM; cat /proc/$$/status; echo; while :; do sleep 0.1; done"
+"""A program of the shell, because nobody may not run the Python of this test everywhere."""
+
+
+@pytest.fixture
+def service(host: Host) -> Iterator["subprocess.Popen[str]"]:
+    """Provides a shaper process that has started a service of the user nobody."""
+    host.write(LIMITED)
+    line = host.command("--user=nobody", "sh", "-c", SERVICE)
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        host.wait(lambda applied: bool(applied["links"][FAR]["addresses"]))
+        yield process
+    finally:
+        process.terminate()  # ends the service, too
+        process.communicate()
+
+
+def test_service_has_the_rights_of_its_user_and_ends_with_its_shaper(
+    host: Host, service: "subprocess.Popen[str]"
+) -> None:
+    nobody = pwd.getpwnam("nobody")
+    assert service.stdout is not None
+    lines = iter(service.stdout.readline, "\n")
+    status = dict(line.rstrip().split(":\t", 1) for line in lines)
+    assert status["Uid"].split() == [str(nobody.pw_uid)] * 4
+    assert status["Gid"].split() == [str(nobody.pw_gid)] * 4
+    assert status["Groups"].split() == [str(nobody.pw_gid)]
+    assert {int(status[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Amb")} == {0}
+    assert int(status["SigBlk"], 16) == 0
+    assert "8Mbit" in host.qdiscs()
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(SECONDS) == 7
+    assert "htb" not in host.qdiscs()
+    assert not host.applied()["running"]
+
+
+def test_killed_service_ends_its_shaper(host: Host, service: "subprocess.Popen[str]") -> None:
+    (child,) = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    assert service.wait(SECONDS) == 128 + signal.SIGKILL
+    assert "htb" not in host.qdiscs()
+
+
+def test_service_that_cannot_be_started_is_an_error(host: Host) -> None:
+    for options, said in (
+        (["--user=nobody-here", "true"], "no such user"),
+        (["/no/such"], "/no/such"),
+    ):
+        done = subprocess.run(host.command(*options), capture_output=True, text=True)
+        assert done.returncode == 2
+        assert said in done.stderr
 
 
 def test_interface_that_an_agent_shapes_is_unchanged_and_reported(host: Host) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from collapipe.errors import InvalidInputError, WrongStateError
+from collapipe.errors import InvalidInputError
 from collapipe.traffic_shaping.shaper_process import host_shaper
 from collapipe.traffic_shaping.shaper_process.host_addresses import HostAddresses
 from collapipe.traffic_shaping.shaper_process.host_shaper import HostShaper
+from collapipe.traffic_shaping.shaper_process.status import why_unshaped
 from collapipe.traffic_shaping.tc.classes import Root, ShapedClass
 from collapipe.traffic_shaping.tc.disciplines import Discipline, Netem, TokenBucket
 
@@ -24,7 +25,7 @@ class FakeInterface:
     """Keeps the disciplines that the kernel would have, by address."""
 
     name: str = "near0"
-    exists: bool = True
+    index: int = 1
     has_netem: bool = True
     disciplines: dict[str, Discipline] = field(default_factory=dict)
 
@@ -127,8 +128,33 @@ def test_host_without_an_address_is_reported_and_does_not_delay_the_others(shape
     assert list(shaped.interface.disciplines) == [FAR]
 
 
-def test_interface_that_disappears_is_an_error(shaped: Shaped) -> None:
+def test_interface_with_another_index_is_shaped_at_once(shaped: Shaped) -> None:
     shaped.apply(rate_bps=8e6)
-    shaped.interface.exists = False
-    with pytest.raises(WrongStateError, match="near0"):
-        shaped.apply()
+    shaped.interface.disciplines = {}
+    shaped.apply()  # It was checked just now.
+    assert not shaped.interface.disciplines
+    shaped.interface.index = 2
+    shaped.apply()
+    assert list(shaped.interface.disciplines) == [FAR]
+
+
+def test_links_are_unshaped_for_a_reason(shaped: Shaped, tmp_path: Path) -> None:
+    def reason() -> str:
+        return why_unshaped(tmp_path / "links.json", "near")
+
+    status = tmp_path / "applied" / "near.json"
+    assert "no shaper process of near" in reason()
+    status.parent.mkdir()
+    status.write_text(json.dumps(shaped.apply(delay_seconds=0.1)))
+    assert reason() == ""
+    shaped.interface.has_netem = False
+    shaped.interface.disciplines = {}
+    status.write_text(json.dumps(shaped.apply(delay_seconds=0.2)))
+    assert "no netem" in reason()
+    status.write_text(json.dumps(shaped.apply(rate_bps=8e6)))
+    assert reason() == ""
+    shaped.links.write_text('{"links": {"near>')
+    status.write_text(json.dumps(shaped.apply()))
+    assert "cannot be used" in reason()
+    status.write_text("{")
+    assert str(status) in reason()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from collapipe.documents import write_document
 from collapipe.emulation.network_profiles import LinkConditions
-from collapipe.errors import CorruptDataError, InvalidInputError, WrongStateError
+from collapipe.errors import CorruptDataError, InvalidInputError
 from collapipe.traffic_shaping.shaper_process.host_addresses import HostAddresses
 from collapipe.traffic_shaping.shaper_process.links_file import (
     INITIAL,
@@ -59,10 +59,9 @@ class HostShaper:
         """The versions of links.json and initial.json that were read last."""
         self._read_error = ""
         self._tc_error = ""
-        self._applied: Mapping[str, LinkConditions] | None = None
-        """By address; `None` before the first attempt."""
+        self._applied: tuple[int, Mapping[str, LinkConditions]] | None = None
+        """The index of the interface, and the conditions by address; `None` before the first attempt."""
         self._check_at = 0.0
-        self._has_seen_interface = False
         self._status: ShaperStatus | None = None
         self._last_warnings: dict[str, str] = {}
         try:
@@ -98,17 +97,7 @@ class HostShaper:
 
         Returns:
             When a trace changes a link next, in seconds since 1970; `None` for never.
-
-        Raises:
-            WrongStateError: The interface disappeared.
         """
-        exists = self._interface.exists
-        if self._has_seen_interface and not exists:
-            raise WrongStateError(
-                f"the interface {self._interface.name} disappeared, because its container was restarted: restart this "
-                "container too, so that it joins the new network"
-            )
-        self._has_seen_interface = exists
         links = self._links_file.links_from(self._host)
         addresses = self._assign_addresses(links)
         applied: dict[str, AppliedLink] = {}
@@ -148,7 +137,9 @@ class HostShaper:
 
     def _shape(self, by_address: Mapping[str, LinkConditions]) -> None:
         """Changes the kernel if the conditions changed, or if it was not checked for some time."""
-        if by_address == self._applied and time.monotonic() < self._check_at:
+        # An interface that is removed and comes back has another index, and is not shaped.
+        wanted = self._interface.index, dict(by_address)
+        if wanted == self._applied and time.monotonic() < self._check_at:
             return
         self._tc_error = ""
         try:
@@ -160,16 +151,11 @@ class HostShaper:
         except InvalidInputError as error:
             self._tc_error = str(error)
         self._warn_once("tc", self._tc_error)
-        self._applied = dict(by_address)
+        self._applied = wanted
         self._check_at = time.monotonic() + (_RETRY_SECONDS if self._tc_error else _CHECK_SECONDS)
 
     def _write_status(self, links: dict[str, AppliedLink], running: bool) -> None:
         problems = [error for error in (self._read_error, self._tc_error) if error]
-        if self._emulator.has_netem is False and any(
-            link.delay_seconds or link.loss_ratio for link in links.values()
-        ):
-            problems.append(_NO_NETEM)
-            self._warn_once("netem", _NO_NETEM)
         if unknown := [receiver for receiver, link in links.items() if not link.addresses]:
             problems.append(f"no address yet: {', '.join(unknown)}")
         status = ShaperStatus(
@@ -184,6 +170,9 @@ class HostShaper:
             problems=problems,
             segmentation=sorted(self._offloads_off),
         )
+        if status.lacks_netem:
+            status.problems.insert(0, _NO_NETEM)
+            self._warn_once("netem", _NO_NETEM)
         if status == self._status:
             return
         status.at = time.time()

@@ -42,10 +42,35 @@ class ShaperStatus(BaseModel):
     segmentation: list[str] = Field(default_factory=list)
     """Offloads that the shaper process switched off, and switches on when it ends."""
 
+    @property
+    def lacks_netem(self) -> bool:
+        """Whether links have a delay or a loss in links.json that this kernel cannot emulate."""
+        asked = any(link.delay_seconds or link.loss_ratio for link in self.links.values())
+        return self.netem is False and asked
+
 
 def status_folder(links_path: Path) -> Path:
     """Returns where the shaper processes that follow a links.json write their status."""
     return links_path.parent / "applied"
+
+
+def status_path(links_path: Path, host: str, folder: Path | None = None) -> Path:
+    """Returns the file with the status of the shaper process of a host."""
+    return (folder or status_folder(links_path)) / f"{host}.json"
+
+
+def why_unshaped(links_path: Path, host: str) -> str:
+    """Returns why the links of a host differ from links.json, in words; "" if they do not."""
+    try:
+        status = read_status(status_path(links_path, host))
+    except CorruptDataError as error:
+        return str(error)
+    if status is None or not status.running:
+        return (
+            f"no shaper process of {host} follows {links_path}: start the host with `python -m collapipe.traffic_shaping "
+            "COMMAND`, and see its log"
+        )
+    return "; ".join(status.problems) if status.lacks_netem or not status.in_force else ""
 
 
 def read_status(path: Path) -> ShaperStatus | None:

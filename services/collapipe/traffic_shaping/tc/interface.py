@@ -37,11 +37,12 @@ class Interface:
         self._tc = list(tc)
 
     @property
-    def exists(self) -> bool:
+    def index(self) -> int:
+        """Its number in the kernel; 0 if there is no such interface."""
         try:
-            return socket.if_nametoindex(self.name) > 0
+            return socket.if_nametoindex(self.name)
         except OSError:
-            return False
+            return 0
 
     def read(self) -> Root:
         """Returns the root and the classes of the interface; raises `InvalidInputError` if tc fails."""
