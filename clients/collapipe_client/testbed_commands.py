@@ -182,6 +182,8 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
                     say(
                         f"  {host.host.host_id} is suspected until {until}: {indented(host.suspicion)}"
                     )
+                if host.unshaped:
+                    say(f"  {host.host.host_id} has unshaped links: {indented(host.unshaped)}")
             print_table(job_table(jobs))
             for job in jobs:
                 if trouble := say_trouble(job.trouble, now, job.message):

@@ -224,6 +224,17 @@ def test_one_box_tells_of_one_host(page: Page, state: str) -> None:
     assert told == [first, *trouble[1:]]
 
 
+def test_unshaped_links_are_told_once_and_the_host_is_marked(page: Page) -> None:
+    one = {"id": "device-0-1", "state": "working", "unshaped": "this kernel has no netem"}
+    edge = {"id": "edge-server", "state": "working", "unshaped": "this kernel has no netem"}
+    sections = {"details": {"0": {"pipeline": [one, edge], "others": []}}, "edge": [edge]}
+    (told,) = problems(page, {"sections": sections})
+    assert told == "Warning: 2 hosts with unshaped links. device-0-1: this kernel has no netem"
+    box = "async host => (await import('/static/pipeline.js')).hostBox(host).textContent"
+    assert "unshaped links" in page.evaluate(box, one)
+    assert "unshaped" not in page.evaluate(box, {**one, "unshaped": None})
+
+
 def test_losses_of_every_second_round_stand_within_their_rounds(page: Page) -> None:
     rounds = [{"round": 1, "losses": [4, 3]}, {"round": 3, "losses": [2, 1]}]
     found = page.evaluate(

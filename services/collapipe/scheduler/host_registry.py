@@ -42,6 +42,9 @@ the longest time is forgotten."""
 _SUSPICION_SECONDS, _LONGEST_SUSPICION_SECONDS = 10.0, 60.0
 """First and longest time for which a suspect is left out."""
 
+_MOST_CHARACTERS = 1000
+"""Most characters that are kept of what a host says of its links."""
+
 _MOST_STARTS, _STARTS_SECONDS = 6, 60.0
 """A host that registers more new processes in this time is a suspect. Otherwise one that does so all the time would end every
 attempt, because an attempt ends when a host was restarted."""
@@ -81,6 +84,8 @@ class HostRegistry:
         self._lock = threading.RLock()
         self._hosts: dict[str, scheduler_pb2.Host] = {}
         self._last_seen: dict[str, float] = {}
+        self._unshaped: dict[str, str] = {}
+        """Why links are not shaped as they should be, for hosts with such links."""
         self._suspects: dict[str, _Suspect] = {}
         self._unreached: set[str] = set()
         """Hosts that others could not reach since their last registration. They do not count as alive."""
@@ -140,7 +145,13 @@ class HostRegistry:
                 del self._refused[next(iter(self._refused))]
 
     def _forget(self, host_id: str) -> None:
-        for known in (self._hosts, self._last_seen, self._suspects, self._starts):
+        for known in (
+            self._hosts,
+            self._last_seen,
+            self._unshaped,
+            self._suspects,
+            self._starts,
+        ):
             known.pop(host_id, None)
         self._unreached.discard(host_id)
 
@@ -163,8 +174,11 @@ class HostRegistry:
                     self._suspects[host_id] = _Suspect(self._clock(), seconds, reason)
                     self._unreached.add(host_id)
 
-    def heartbeat(self, host_id: str, incarnation: str) -> scheduler_pb2.Host:
+    def heartbeat(self, host_id: str, incarnation: str, unshaped: str = "") -> scheduler_pb2.Host:
         """Records that a host is alive, and returns it.
+
+        Args:
+            unshaped: Why its links are not shaped as they should be; "" if they are.
 
         Raises:
             NotFoundError: The host is not registered, or a job has suspected it since.
@@ -182,6 +196,10 @@ class HostRegistry:
             if host_id in self._unreached:
                 raise NotFoundError(f"a job could not reach host {host_id!r}: register it again")
             self._last_seen[host_id] = self._clock()
+            if unshaped:
+                self._unshaped[host_id] = unshaped[:_MOST_CHARACTERS]
+            else:
+                self._unshaped.pop(host_id, None)
             return host
 
     def alive(self, *, suspects: bool = True) -> list[scheduler_pb2.Host]:
@@ -241,6 +259,8 @@ class HostRegistry:
     def _status(self, host: scheduler_pb2.Host) -> scheduler_pb2.HostStatus:
         status = scheduler_pb2.HostStatus(host=host, alive=self._is_alive(host))
         status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))
+        if status.alive:
+            status.unshaped = self._unshaped.get(host.host_id, "")
         if refusal := self._refusal(host.host_id):
             refused = self._refused[host.host_id].host
             if not status.alive:

@@ -158,7 +158,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 raise
             return answer
         check_is_caller(context, request.host_id)
-        host = self._registry.heartbeat(request.host_id, request.incarnation)
+        host = self._registry.heartbeat(request.host_id, request.incarnation, request.unshaped)
         job_ids, total = self._jobs.deletions_after(request.num_deletions)
         answer.deleted_job_ids.extend(job_ids)
         answer.num_deletions = total

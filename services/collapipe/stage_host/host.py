@@ -23,12 +23,14 @@ from collapipe.stage_host.host_resources import HostResources
 from collapipe.stage_host.profile_servicer import ProfileServicer
 from collapipe.stage_host.registration import Registration
 from collapipe.stage_runtime.accelerator import choose_device
+from collapipe.telemetry import metrics
 from collapipe.telemetry.sensors import SensorReader
 from collapipe.telemetry_service import TelemetryServicer
 from collapipe.trace_service import TraceServicer
 from collapipe.traffic_shaping.outgoing_links import OutgoingLinks
 from collapipe.traffic_shaping.pacing import PacedShaper, Shaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver, RadioDriver
+from collapipe.traffic_shaping.shaper_process.status import why_unshaped
 from collapipe.traffic_shaping.tc.service_shaper import TrafficControlShaper
 from collapipe.traffic_shaping.wifi_radio import WifiRadioDriver
 from collapipe.v1 import (
@@ -94,6 +96,11 @@ class StageHostSettings(ServiceSettings):
     )
     interface: str = Field(
         default="", description="Network interface for --shaper tc or --radio iw."
+    )
+    shaping_state: Path | None = Field(
+        default=None,
+        description="The links.json that a shaper process beside this host follows. `collapipe status` then says why links are not "
+        "shaped as it says.",
     )
     state_dir: Path | None = Field(
         default=None,
@@ -211,7 +218,11 @@ def start_stage_host(
         process=host.incarnation,
     )
     links.link_to(Role.SCHEDULER.value, settings.scheduler)
-    registration = Registration(host, settings.scheduler, channels, stores)
+    unshaped: Callable[[], str] = str
+    if settings.shaping_state is not None:
+        unshaped = partial(why_unshaped, settings.shaping_state, host.host_id)
+        metrics.LINKS_UNSHAPED.set_function(lambda: bool(unshaped()))
+    registration = Registration(host, settings.scheduler, channels, stores, unshaped)
     # The sensors of this machine do not measure what an emulated device would draw.
     sensors = None if host.host_id in emulation.current().devices else SensorReader()
 

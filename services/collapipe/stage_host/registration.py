@@ -5,6 +5,7 @@ import ipaddress
 import logging
 import socket
 import threading
+from collections.abc import Callable
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -47,6 +48,7 @@ class Registration:
         host: With an incarnation that no other process has.
         stores: The jobs on the disk of the host, of which it deletes those that the scheduler has deleted. `None` if it keeps
             none.
+        unshaped: Returns why its links are not shaped as they should be; "" if they are.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Registration:
         scheduler: str,
         channels: ChannelPool,
         stores: JobStores | None = None,
+        unshaped: Callable[[], str] = str,
     ) -> None:
         self._host = host
         self._scheduler = scheduler
@@ -62,6 +65,7 @@ class Registration:
         self._deletion = JobDeletion(stores) if stores is not None else None
         self._num_deletions = 0
         self._has_address = is_address_here(host.address)
+        self._unshaped = unshaped
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
         self._thread.start()
@@ -114,6 +118,7 @@ class Registration:
             incarnation=self._host.incarnation,
             num_deletions=self._num_deletions,
             revoked_keys_sha256=self._channels.security.revoked.sha256,
+            unshaped=self._unshaped(),
         )
         answer = call(self._stub().Heartbeat, request, "the scheduler", _DEADLINE_SECONDS)
         self._channels.security.learn_least_grant(answer.least_grant)

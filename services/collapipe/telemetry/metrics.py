@@ -114,6 +114,10 @@ LINK_PROBED_BPS = Gauge(
     "Rate that the receiver of a link measured during the last probe.",
     ("link",),
 )
+LINKS_UNSHAPED = Gauge(
+    "collapipe_links_unshaped",
+    "1 if a shaper process should shape the links of this host and the kernel does not do what links.json says, else 0.",
+)
 RADIO_CHANNEL_GAIN = Gauge("collapipe_radio_channel_gain", "Power gain of a radio link.", ("link",))
 RADIO_NOISE_WATTS_PER_HERTZ = Gauge(
     "collapipe_radio_noise_watts_per_hertz", "Noise and interference at a receiver.", ("link",)

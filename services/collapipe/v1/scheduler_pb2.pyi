@@ -141,16 +141,18 @@ class RegisterHostResponse(_message.Message):
     def __init__(self, heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., least_grant: _Optional[int] = ..., revoked_keys: _Optional[_Union[_enrollment_pb2.SignedRevokedKeys, _Mapping]] = ..., protocol: _Optional[_Union[_enrollment_pb2.ProtocolVersions, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_sha256")
+    __slots__ = ("host_id", "incarnation", "num_deletions", "revoked_keys_sha256", "unshaped")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_DELETIONS_FIELD_NUMBER: _ClassVar[int]
     REVOKED_KEYS_SHA256_FIELD_NUMBER: _ClassVar[int]
+    UNSHAPED_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     incarnation: str
     num_deletions: int
     revoked_keys_sha256: bytes
-    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ..., revoked_keys_sha256: _Optional[bytes] = ...) -> None: ...
+    unshaped: str
+    def __init__(self, host_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., num_deletions: _Optional[int] = ..., revoked_keys_sha256: _Optional[bytes] = ..., unshaped: _Optional[str] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("deleted_job_ids", "num_deletions", "heartbeat_interval", "revoked_keys", "least_grant")
@@ -177,7 +179,7 @@ class ListHostsResponse(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until", "refusal", "twin_address")
+    __slots__ = ("host", "alive", "last_seen", "suspicion", "suspected_until", "refusal", "twin_address", "unshaped")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ALIVE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +187,7 @@ class HostStatus(_message.Message):
     SUSPECTED_UNTIL_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     TWIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    UNSHAPED_FIELD_NUMBER: _ClassVar[int]
     host: Host
     alive: bool
     last_seen: _timestamp_pb2.Timestamp
@@ -192,7 +195,8 @@ class HostStatus(_message.Message):
     suspected_until: _timestamp_pb2.Timestamp
     refusal: str
     twin_address: str
-    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusal: _Optional[str] = ..., twin_address: _Optional[str] = ...) -> None: ...
+    unshaped: str
+    def __init__(self, host: _Optional[_Union[Host, _Mapping]] = ..., alive: bool = ..., last_seen: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., suspicion: _Optional[str] = ..., suspected_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., refusal: _Optional[str] = ..., twin_address: _Optional[str] = ..., unshaped: _Optional[str] = ...) -> None: ...
 
 class SubmitJobRequest(_message.Message):
     __slots__ = ("config_json", "resume")

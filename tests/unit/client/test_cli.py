@@ -183,13 +183,16 @@ def test_status_lists_hosts_and_jobs(fake: FakeServices) -> None:
     assert "edge-server" in text and "running" in text
 
 
-def test_status_says_who_is_missing_since_when_and_what_is_suspected(fake: FakeServices) -> None:
+def test_status_says_who_is_missing_since_when_and_what_is_suspected_or_unshaped(
+    fake: FakeServices,
+) -> None:
     now = time.time()
     lost = HostStatus(host=Host(host_id="device-0"), alive=False)
     lost.last_seen.FromMilliseconds(int((now - 7500) * 1000))
     suspect = HostStatus(host=Host(host_id="device-1"), alive=True, suspicion="it broke its stream")
     suspect.suspected_until.FromMilliseconds(int((now + 500) * 1000))
-    fake.hosts += [lost, suspect]
+    unshaped = HostStatus(host=Host(host_id="device-2"), alive=True, unshaped="no netem")
+    fake.hosts += [lost, suspect, unshaped]
     trouble = JobTrouble(waiting=True, num_failures=2, failure="device-0 is lost")
     trouble.missing.add(host_id="device-0", last_seen=lost.last_seen)
     trouble.gives_up_at.FromMilliseconds(int((now + 500) * 1000))
@@ -202,6 +205,7 @@ def test_status_says_who_is_missing_since_when_and_what_is_suspected(fake: FakeS
     ]
     assert re.search(".*".join(parts), text)
     assert re.search(r"device-1 .* until [-\d: ]+: it broke its stream\n", text)
+    assert "device-2 has unshaped links: no netem\n" in text
     missing = run_json("status", *fake.options)["jobs"][0]["trouble"]["missing"]
     assert missing[0]["last_seen"] == lost.last_seen.ToJsonString()
 

@@ -66,7 +66,7 @@ def check_harmless(printed: str) -> None:
 def hostile(fake: FakeServices) -> FakeServices:
     """A scheduler with a failed job, and a host, all of whose texts are hostile."""
     host = Host(host_id=NAME, address=NAME)
-    fake.hosts.append(HostStatus(host=host, alive=True, suspicion=WORDS))
+    fake.hosts.append(HostStatus(host=host, alive=True, suspicion=WORDS, unshaped=WORDS))
     trouble = JobTrouble(missing=[MissingHost(host_id=NAME)], num_failures=1, failure="x\x1b")
     evaluation = Evaluation(metric=NAME, definitions={NAME: NAME})
     fake.jobs = [

@@ -133,6 +133,14 @@ def test_host_that_registers_again_and_again_is_a_suspect_and_fills_no_log(
     assert names(registry.alive(suspects=False)) == ["a"]
 
 
+def test_status_says_why_links_are_not_shaped_until_they_are() -> None:
+    registry, _ = registry_of("a", "b")
+    registry.heartbeat("a", "first", "x" * 2000)
+    assert [status.unshaped for status in registry.statuses()] == ["x" * 1000, ""]
+    registry.heartbeat("a", "first")
+    assert [status.unshaped for status in registry.statuses()] == ["", ""]
+
+
 def test_status_of_a_suspect_has_the_reason_until_the_suspicion_ends() -> None:
     registry, clock = registry_of("a", "b")
     began = time.time()

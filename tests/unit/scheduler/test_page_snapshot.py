@@ -177,6 +177,21 @@ def test_lost_host_has_the_time_when_it_was_seen(world: World, document: JobDocu
     assert sections["clusters"][0]["lost"] == 1
 
 
+def test_host_without_shaped_links_says_why_as_long_as_it_is_alive(
+    world: World, document: JobDocument
+) -> None:
+    pipeline = begin_round(world, document, hosts())
+
+    def told() -> list[str | None]:
+        return [host.get("unshaped") for host in world.sections()["details"]["0"]["pipeline"][:2]]
+
+    assert told() == [None, None]
+    world.registry.heartbeat(pipeline[1], "", "this kernel has no netem")
+    assert told() == [None, "this kernel has no netem"]
+    world.clock.now += SILENCE_SECONDS + 1
+    assert told() == [None, None]
+
+
 def test_a_thousand_devices_are_summed_up(world: World) -> None:
     for cluster in range(250):
         world.register(f"control-unit-{cluster}", CONTROL_UNIT, cluster)

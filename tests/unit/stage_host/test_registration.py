@@ -45,6 +45,7 @@ class Scheduler(ChannelPool):
         self.least_grant = 0
         self.protocol = ProtocolVersions(oldest=1, newest=1)
         self.revoked: SignedRevokedKeys | None = None
+        self.unshaped: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.acknowledged: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def channel(self, address: str, role: Role | None = None, *, for_weights: bool = False) -> Any:
@@ -70,6 +71,7 @@ class Scheduler(ChannelPool):
     def Heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         assert request.host_id == "device-1"
         self.heard.put(("heartbeat", request.incarnation))
+        self.unshaped.put(request.unshaped)
         if self.refuse_heartbeat:
             raise self.refuse_heartbeat.pop(0)
         self.acknowledged.put(request.num_deletions)
@@ -113,6 +115,15 @@ def test_host_registers_and_then_sends_heartbeats(scheduler: Scheduler) -> None:
     # A renewed certificate needs a new channel, so each call asks for one.
     assert scheduler.asked == {("scheduler:1", Role.SCHEDULER)}
     assert scheduler.num_channels >= 4
+
+
+def test_heartbeats_say_why_links_are_not_shaped(scheduler: Scheduler) -> None:
+    host, reasons = Host(host_id="device-1", address="a:1"), iter(["no netem"])
+    keeping = Registration(host, "scheduler:1", scheduler, unshaped=lambda: next(reasons, ""))
+    try:
+        assert [scheduler.unshaped.get(timeout=60) for _ in range(2)] == ["no netem", ""]
+    finally:
+        keeping.close()
 
 
 @pytest.mark.parametrize(

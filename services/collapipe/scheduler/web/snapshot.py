@@ -274,7 +274,12 @@ class Snapshots:
             )
         others = [s for s in members if s.host.host_id not in used]
         # Hosts with a problem first: they must not be among those that are left out.
-        others.sort(key=lambda s: (s.alive and not s.suspicion, s.host.role != CONTROL_UNIT))
+        others.sort(
+            key=lambda s: (
+                s.alive and not s.suspicion and not s.unshaped,
+                s.host.role != CONTROL_UNIT,
+            )
+        )
         detail["others"] = [_host(s, used, base.rates) for s in others[:_MOST_HOSTS_OF_CLUSTER]]
         detail["more"] = len(others[_MOST_HOSTS_OF_CLUSTER:])
         return detail
@@ -449,6 +454,8 @@ def _host(
         told["last_seen"] = number(status.last_seen.ToMilliseconds() / 1000, 11)
     if status.suspicion:
         told["suspicion"] = text(status.suspicion)
+    if status.unshaped:
+        told["unshaped"] = text(status.unshaped)
     return told
 
 

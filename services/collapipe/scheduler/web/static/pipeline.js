@@ -37,6 +37,7 @@ export function hostBox(host, { isBottleneck = false, now = 0 } = {}) {
     isBottleneck && !isLost && h("div", { class: "badge" }, "holds its cluster back"),
     isLost && h("div", { class: "badge" }, host.refusal ? "refused" : host.last_seen ? `lost: last heartbeat ${ago(host.last_seen, now)}` : "lost: not registered"),
     host.state === "suspected" && h("div", { class: "badge", title: host.suspicion }, "suspected, and left out for a while"),
+    host.unshaped && h("div", { class: "badge", title: host.unshaped }, "unshaped links"),
   );
 }
 

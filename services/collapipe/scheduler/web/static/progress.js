@@ -127,10 +127,12 @@ function heldBack(lost, clusters) {
 export function problems({ job, sections }) {
   const found = [],
     details = Object.values(sections.details ?? {});
-  const named = new Set();
+  const named = new Set(),
+    unshaped = [];
   for (const host of details.flatMap((detail) => [...detail.pipeline, ...detail.others]).concat(sections.edge ?? [])) {
     if (named.has(host.id)) continue;
     named.add(host.id);
+    if (host.unshaped) unshaped.push(host);
     if (host.refusal) found.push({ id: host.id, text: `${host.id} is refused: ${host.refusal}` });
     else if (host.state === "lost")
       found.push({
@@ -156,6 +158,10 @@ export function problems({ job, sections }) {
     const some = unnamed.slice(0, 6).map((cluster) => cluster.index);
     const more = unnamed.length > 6 ? ", …" : "";
     found.push({ text: `${plural(count, "host")} of ${plural(unnamed.length, "cluster")} (${some.join(", ")}${more}) ${words}.` });
+  }
+  if (unshaped.length) {
+    const [{ id, unshaped: reason }] = unshaped;
+    found.push({ text: `Warning: ${plural(unshaped.length, "host")} with unshaped links. ${id}: ${reason}`, isWarning: true });
   }
   if (!job) return found;
   const detail = sections.job?.id === job.id ? sections.job : null;
