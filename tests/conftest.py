@@ -26,7 +26,10 @@ ALLOWED_REASONS = (
 """Beginnings of the reasons for which a test may be skipped in CI, too."""
 
 SHARED_BY_FILES = {
-    "a Docker Engine": ("containers/test_compose.py", "containers/test_images.py"),
+    "a Docker Engine": (
+        *("containers/test_compose.py", "containers/test_images.py"),
+        "containers/test_shaped_hosts.py",
+    ),
     "an emulated testbed": (
         *("integration/test_late_clusters.py", "integration/test_secure_averaging.py"),
         "integration/test_uploads.py",

@@ -170,6 +170,10 @@ class ComposeTestbed:
         volume = f"--volume={self.out}:/out"
         return [*self.engine.compose, "run", "--rm", "-T", volume, CLIENT, *arguments]
 
+    def exec(self, service: str, *command: str) -> str:
+        """Runs a command in the container of a service, and returns its output."""
+        return self.engine.run("exec", self.container(service), *command)
+
     def shape(self, link: str, profile: str) -> None:
         """Runs `collapipe testbed shape` on this machine, which waits until the shapers have applied it."""
         state = f"--state={self.shaping / 'links.json'}"

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from containers.engine_network import kept_network
@@ -39,11 +39,13 @@ class Engine:
         docker: Path of a `docker` command that can build with BuildKit.
         compose: The command line of docker-compose.
         environment: Environment variables of both commands.
+        restart: Restarts the engine; `None` if it is not one of the tests.
     """
 
     docker: str
     compose: Sequence[str]
     environment: Mapping[str, str]
+    restart: Callable[[], None] | None = None
 
     def run(
         self,
@@ -162,14 +164,14 @@ def private_engine(directory: Path) -> Iterator[Engine]:
     work = Path(tempfile.mkdtemp(prefix="collapipe-docker-"))
     engine = _clients({**os.environ, "DOCKER_HOST": f"unix://{work}/docker.sock"})
     try:
-        with (
-            _sole_user(directory),
-            kept_network(_BRIDGE, _BRIDGE_ADDRESS),
-            _daemon(directory / "data", work, engine),
-        ):
-            _empty(engine)
-            yield engine
-            _empty(engine)
+        with _sole_user(directory), kept_network(_BRIDGE, _BRIDGE_ADDRESS):
+            daemon = _Daemon(directory / "data", work, engine)
+            try:
+                _empty(engine)
+                yield replace(engine, restart=daemon.restart)
+                _empty(engine)
+            finally:
+                daemon.stop()
         left = [pid for pid, line in _command_lines().items() if str(work) in line]
         assert not left, f"processes of the engine outlive it: {left}"
     finally:
@@ -217,44 +219,56 @@ def _sole_user(directory: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _daemon(data: Path, work: Path, engine: Engine) -> Iterator[None]:
-    for pid, line in _command_lines().items():
-        # This process holds the lock on the directory, so a daemon that uses it remains from a killed run.
-        if line.startswith("dockerd") and str(data) in line:
-            _stop(pid)
-    log = work / "dockerd.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                "dockerd",
-                *("--data-root", str(data), "--exec-root", str(work / "exec")),
-                *("--pidfile", str(work / "pid"), "--host", f"unix://{work}/docker.sock"),
-                *("--bridge", _BRIDGE, "--default-address-pool", _ADDRESS_POOL),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C must end the tests, which then stop the daemon
-        )
-    try:
+class _Daemon:
+    """The process of a private engine. The constructor starts it."""
+
+    def __init__(self, data: Path, work: Path, engine: Engine) -> None:
+        self._data, self._work, self._engine = data, work, engine
+        for pid, line in _command_lines().items():
+            # This process holds the lock on the directory, so a daemon that uses it remains from a killed run.
+            if line.startswith("dockerd") and str(data) in line:
+                _stop(pid)
+        self._start()
+
+    def restart(self) -> None:
+        """Stops it and starts it again, as a reboot of the machine does."""
+        self.stop()
+        self._start()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _start(self) -> None:
+        log = self._work / "dockerd.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    "dockerd",
+                    *("--data-root", str(self._data), "--exec-root", str(self._work / "exec")),
+                    *("--pidfile", str(self._work / "pid")),
+                    *("--host", f"unix://{self._work}/docker.sock"),
+                    *("--bridge", _BRIDGE, "--default-address-pool", _ADDRESS_POOL),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C must end the tests, which then stop the daemon
+            )
         deadline = time.monotonic() + START_SECONDS
         while True:
             with suppress(CommandError):
-                engine.run("version", timeout=10)
+                self._engine.run("version", timeout=10)
                 break
-            if process.poll() is not None or time.monotonic() > deadline:
+            if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(errors="replace")[-2000:]
+                self.stop()
                 raise NoEngineError(f"dockerd does not start here:\n{tail}")
             time.sleep(0.1)
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _empty(engine: Engine) -> None:

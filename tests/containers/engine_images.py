@@ -12,7 +12,7 @@ from containers.base_image import ensure_python_image, pip_setting
 from containers.engine import Engine
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("scheduler", "edge-server", "control-unit", "device-agent", "client", "shaper")
+TARGETS = ("scheduler", "edge-server", "control-unit", "device-agent", "client")
 VERSION = "test"
 """Version in the tags of test images, so that the images of a user are not replaced."""
 _BUILD_SECONDS = 900.0

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.timeout(900)
 JOB_SECONDS = 300.0
 CORES = "4"
 """Sum of all CPU quotas. It may exceed the cores of this machine, because idle containers need none."""
+NUM_SHAPED = 10
+"""Hosts whose links are shaped."""
 ROUNDS_BEFORE = 3
 NARROW_PROFILE = "lte-lossy"
 """Its links have 2.4 Mbit/s. What a link really carries is measured by the campaign."""
@@ -142,11 +144,18 @@ def test_containers_run_with_least_privileges(testbed: ComposeTestbed) -> None:
     for identity in testbed.containers():
         found = json.loads(testbed.engine.run("inspect", identity))[0]
         name, host = found["Name"], found["HostConfig"]
-        shapes = "shape-" in name
+        shapes = any(role in name for role in ("_device-", "_control-unit-", "_edge-server"))
         if not name.startswith("/collapipe-test_prometheus"):
             assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"], name
-        allowed = {"NET_ADMIN", "DAC_OVERRIDE"} if shapes else set()
+        allowed = {"NET_ADMIN", "SETUID", "SETGID", "KILL", "DAC_OVERRIDE"} if shapes else set()
         assert set(host["CapAdd"] or ()) == allowed or "certificates" in name
+        if shapes:
+            (pid,) = service_processes(testbed, identity)
+            status = testbed.engine.run("exec", identity, "cat", f"/proc/{pid}/status")
+            rights = dict(line.split(":\t", 1) for line in status.splitlines())
+            assert rights["Uid"].split() == rights["Gid"].split() == ["10001"] * 4, name
+            assert {int(rights[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Amb")} == {0}
+            assert rights["NoNewPrivs"] == "1", "what is left in CapBnd cannot be had"
         assert host["Memory"] > 0 and host["LogConfig"]["Config"]["max-size"] == "10m", name
 
 
@@ -174,21 +183,46 @@ def test_job_goes_on_when_a_device_is_killed_and_the_device_comes_back(
     assert max(attempts) >= 1
     assert model_difference(testbed, "interrupted", one_process) is None
     # The restart policies of the containers start them again.
-    testbed.wait_until_healthy(["device-0-1", "shape-device-0-1"])
+    testbed.wait_until_healthy(["device-0-1"])
     eventually(lambda: "device-0-1" in alive_hosts(testbed))
 
 
 def kill_command(testbed: ComposeTestbed, container: str) -> tuple[str, ...]:
-    """Returns a command that kills the device agent in its container, which ends the container."""
+    """Returns a command that kills the service in its container, which ends the container."""
+    return ("sh", "-c", f"kill -9 {' '.join(service_processes(testbed, container))}")
+
+
+def service_processes(testbed: ComposeTestbed, container: str) -> list[str]:
+    """Returns the ids of the processes of a stage host in its container, without init and the shaper process."""
     code = (
         "import pathlib\n"
         "for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
-        "    if path.read_bytes().split(b'\\0')[1:3] == [b'-m', b'collapipe.device_agent']:\n"
+        "    words = path.read_bytes().split(b'\\0')[1:3]\n"
+        "    if words[:1] == [b'-m'] and words[1] != b'collapipe.traffic_shaping':\n"
         "        print(path.parent.name)\n"
     )
-    # Process 1 is the container's init.
-    pids = testbed.engine.run("exec", container, "python", "-c", code).split()
-    return ("sh", "-c", f"kill -9 {' '.join(pid for pid in pids if pid != '1')}")
+    return testbed.engine.run("exec", container, "python", "-c", code).split()
+
+
+def test_links_that_are_not_shaped_are_shown(testbed: ComposeTestbed) -> None:
+    url = f"http://{testbed.address('prometheus', 9090)}/api/v1/query"
+    query = {"query": f"sum(collapipe_links_unshaped) == {NUM_SHAPED}"}
+    file = testbed.shaping / "links.json"
+    assert not file.exists()
+    file.write_text("{")
+    try:
+        eventually(
+            lambda: httpx.get(url, params=query, trust_env=False).json()["data"]["result"] != []
+        )
+        eventually(lambda: sum("links.json" in why for why in unshaped(testbed)) == NUM_SHAPED)
+    finally:
+        file.unlink()
+
+
+def unshaped(testbed: ComposeTestbed) -> list[str]:
+    """Returns why links of hosts are not shaped."""
+    status = json.loads(testbed.client("status", "--json"))
+    return [host["unshaped"] for host in status["hosts"] if host.get("unshaped")]
 
 
 def alive_hosts(testbed: ComposeTestbed) -> set[str]:

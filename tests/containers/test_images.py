@@ -18,7 +18,6 @@ LARGEST_MB = {
     "control-unit": 1550,
     "device-agent": 1200,
     "client": 250,
-    "shaper": 300,
 }
 """Largest size of all layers, with torch for CPUs only. Each is about a tenth above the measured size."""
 LEFT_OUT = {
@@ -27,7 +26,6 @@ LEFT_OUT = {
     "control-unit": ("cvxpy",),
     "device-agent": ("cvxpy", "scipy", "pandas", "pyarrow"),
     "client": ("torch", "transformers"),
-    "shaper": ("torch", "transformers", "cvxpy"),
 }
 MODULES = {
     "scheduler": "collapipe.scheduler.app",
@@ -35,7 +33,6 @@ MODULES = {
     "control-unit": "collapipe.control_unit.app",
     "device-agent": "collapipe.device_agent.app",
     "client": "collapipe_client.cli",
-    "shaper": "collapipe.traffic_shaping",
 }
 LOCKED = ("--rm", "--network=none", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp")
 """Options for a container without network, disk and privileges."""
@@ -73,7 +70,7 @@ def test_image_has_no_compiler(images: Engine, target: str) -> None:
     assert python(images, target, code) == "[]"
 
 
-@pytest.mark.parametrize("target", sorted(set(TARGETS) - {"shaper"}))
+@pytest.mark.parametrize("target", TARGETS)
 def test_image_runs_as_an_unprivileged_user(images: Engine, target: str) -> None:
     assert python(images, target, "import os; print(os.getuid(), os.getgid())") == "10001 10001"
 

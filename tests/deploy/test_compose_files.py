@@ -1,5 +1,6 @@
 """Checks the compose files without running them. tests/integration/deploy lets docker-compose read them."""
 
+import json
 import re
 import runpy
 import sys
@@ -23,6 +24,8 @@ SETTINGS: dict[str, type[BaseSettings]] = {
     "device-agent-cuda": DeviceAgentSettings,
     "device-agent-jetson": DeviceAgentSettings,
 }
+STAGE_HOSTS = ("edge-server", "control-unit", "device-agent")
+"""Targets of the images of hosts whose links the netem layer shapes."""
 ALL_LAYERS = ["compose.yaml", *(name for name in LAYERS if name not in STANDALONE)]
 SERVICES = {
     **load_services(*ALL_LAYERS),
@@ -38,10 +41,10 @@ def kind(service: str) -> str:
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_container_has_limits_for_rights_memory_and_logs(service: str) -> None:
     described = SERVICES[service]
-    # Only the sidecars may change the network that they share. Only the client may hand out keys, as root.
-    allowed = {"shaper": {"NET_ADMIN", "DAC_OVERRIDE"}, "client": {"CHOWN", "DAC_OVERRIDE"}}.get(
-        kind(service), set()
-    )
+    # Only shaper processes may change the network of their host. Only the client may hand out keys, as root.
+    shapes = {"NET_ADMIN", "SETUID", "SETGID", "KILL", "DAC_OVERRIDE"}
+    rights = {"client": {"CHOWN", "DAC_OVERRIDE"}, **dict.fromkeys(STAGE_HOSTS, shapes)}
+    allowed = rights.get(described.get("build", {}).get("target"), set())
     assert described["cap_drop"] == ["ALL"]
     assert set(described.get("cap_add", [])) <= allowed
     assert described["mem_limit"]
@@ -55,7 +58,28 @@ def test_every_service_is_read_only_and_has_a_health_check(service: str) -> None
     described = SERVICES[service]
     assert described["read_only"]
     assert described["healthcheck"]["test"][-2:] == ["-m", "collapipe.health_check"]
-    assert described.get("user") is None, "the image's own user has no rights"
+
+
+UNSHAPED = load_services(*(name for name in ALL_LAYERS if name != "compose.netem.yaml"))
+
+
+@pytest.mark.parametrize("service", [name for name in SERVICES if kind(name) in SETTINGS])
+def test_every_service_runs_without_rights(service: str) -> None:
+    for described in (SERVICES[service], UNSHAPED.get(service, {})):
+        if described.get("user") is None:  # The image's own user has no rights.
+            assert not described.get("cap_add") and not described.get("entrypoint")
+            continue
+        target = described["build"]["target"]
+        assert described is SERVICES[service] and target in STAGE_HOSTS
+        shaper = ["python", "-m", "collapipe.traffic_shaping", "--user", "collapipe"]
+        assert described["entrypoint"] == [*shaper, *entrypoint(target)]
+
+
+def entrypoint(target: str) -> list[str]:
+    """Returns the entry point of an image."""
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    (stage,) = re.findall(rf"^FROM \S+ AS {target}$(.*?)(?=^FROM)", dockerfile, re.M | re.S)
+    return list(json.loads(re.findall(r"^ENTRYPOINT (.*)$", stage, re.M)[0]))
 
 
 @pytest.mark.parametrize("service", [name for name in SERVICES if kind(name) in SETTINGS])
@@ -139,6 +163,11 @@ def test_layers_in_the_env_file_exist() -> None:
     text = (COMPOSE / ".env").read_text(encoding="utf-8")
     (layers,) = re.findall(r"^COMPOSE_FILE=(.*)$", text, flags=re.MULTILINE)
     assert set(layers.split(":")) <= set(LAYERS)
+
+
+def test_only_the_layers_with_prometheus_pull_images_of_services() -> None:
+    layers = [name for name in ALL_LAYERS if "observability" not in name and "test" not in name]
+    assert all("build" in service for service in load_services(*layers).values())
 
 
 def test_every_built_target_exists_in_the_dockerfile() -> None:
