@@ -153,7 +153,7 @@ def test_interface_that_comes_back_is_shaped_again(
     assert "8Mbit" in host.qdiscs()
 
 
-SERVICE = "trap 'exit 7' TERM; cat /proc/$$/status; echo; while :; do sleep 0.1; done"
+SERVICE = "trap 'exit 7' TERM; cat /proc/self/status; echo; while :; do sleep 0.1; done"
 """A program of the shell, because nobody may not run the Python of this test everywhere."""
 
 
