@@ -154,7 +154,8 @@ def test_texts_of_alerts_use_labels_that_the_alert_has(rule: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.name)
-def test_panel_has_a_unit_and_a_description(panel: Panel) -> None:
+def test_panel_has_a_unit_a_description_and_a_reason_for_no_data(panel: Panel) -> None:
+    assert panel.document["fieldConfig"]["defaults"]["noValue"].startswith("no ")
     assert panel.unit
     assert len(panel.document["description"]) > 30
     assert panel.document["datasource"] == CHOSEN

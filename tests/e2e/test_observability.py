@@ -172,6 +172,9 @@ def test_every_panel_has_data_or_says_what_it_needs(observed: Observed) -> None:
     assert NEEDS.keys() <= {panel.name for panel in panels()}, (
         "NEEDS names a panel that does not exist"
     )
+    for panel in panels():
+        reason = panel.document["fieldConfig"]["defaults"]["noValue"]
+        assert panel.name not in NEEDS or not reason.startswith("no job"), panel.name
 
 
 def test_panels_add_up_to_the_amount_of_training(observed: Observed) -> None:

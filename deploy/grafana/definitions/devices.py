@@ -35,6 +35,7 @@ DEVICES = Definition(
             (f"topk(1, process_resident_memory_bytes{{{_HOSTS}}})", "{{service}}"),
             BYTES,
             "The process with the most memory. If it needs more than its box has, the kernel ends it.",
+            no_value="no host is scraped",
         ),
         answer(
             "Hottest",
@@ -54,6 +55,7 @@ DEVICES = Definition(
             "Share of the time by which real work took longer than the emulated device would have taken. Above 5 % (orange), "
             "measured times are those of this machine. Without emulation it is 0.",
             thresholds=[(0.05, "orange"), (0.2, "red")],
+            no_value="no emulated device",
             decimals=1,
         ),
     ],
@@ -64,6 +66,7 @@ DEVICES = Definition(
             BYTES,
             "Resident memory of each process. Python and torch take some hundred MB. The rest is the segment, its optimizer state "
             "and the activation stash.",
+            no_value="no host is scraped",
         ),
         graph(
             "Peak memory",
@@ -71,12 +74,14 @@ DEVICES = Definition(
             BYTES,
             "Largest resident memory so far. The scheduler compares it with the memory limit of the device.",
             steps=True,
+            no_value="no host is scraped",
         ),
         graph(
             "Processor",
             by_service(f"rate(process_cpu_seconds_total{{{_HOSTS}}}[$__rate_interval])", "sum"),
             PERCENT,
             "100 % is one core. A device that always computes (dashboard Pipeline) but uses little of its processor is throttled.",
+            no_value="no host is scraped",
         ),
         graph(
             "Computing for clusters",
@@ -96,6 +101,7 @@ DEVICES = Definition(
             ),
             WATTS,
             "Power by sensor. `model` is no sensor: it is the configured power of the host while the host computes.",
+            no_value="no box has a sensor of power, and no power is configured",
         ),
         graph(
             "Energy per sample",
@@ -107,6 +113,7 @@ DEVICES = Definition(
             "joule",
             "Energy of each host, divided by the samples that all clusters train. A plan that weighs energy more "
             "(schedule.penalty_weight) lowers it where the budget is small.",
+            no_value="no box has a sensor of power, or no job trained",
         ),
         graph(
             "Temperature",
@@ -114,6 +121,7 @@ DEVICES = Definition(
             "celsius",
             "Temperature of the processor. Without a line, the box has no sensor (see Sensors).",
             thresholds=[(80, "red")],
+            no_value="no box has a sensor of temperature",
         ),
         timeline(
             "Sensors",
@@ -128,6 +136,7 @@ DEVICES = Definition(
             ("min by (service) (collapipe_state_free_bytes)", "{{service}}"),
             BYTES,
             "Free space on the disk where the service keeps its state.",
+            no_value="no host is scraped",
         ),
         graph(
             "Hosts",
@@ -135,6 +144,7 @@ DEVICES = Definition(
             COUNT,
             "Hosts whose heartbeats reach the scheduler.",
             steps=True,
+            no_value="no host is scraped",
         ),
         graph(
             "Calls that fail",
@@ -146,6 +156,7 @@ DEVICES = Definition(
             "reqps",
             "Failed calls by method and status. CANCELLED is an ordinary end of a stream. UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL "
             "and DATA_LOSS are failures.",
+            no_value="no call has failed",
         ),
         graph(
             "Calls",
@@ -156,6 +167,7 @@ DEVICES = Definition(
             ),
             SECONDS,
             "95 % of the short calls to a service end within this time. A service that needs seconds is overloaded.",
+            no_value="no host is scraped",
         ),
     ],
 )

@@ -60,7 +60,7 @@ def answer(
     *,
     thresholds: Sequence[tuple[float, str]] = (),
     names: bool = True,
-    no_value: str = "no data",
+    no_value: str = "no job trains",
     decimals: int | None = None,
 ) -> Any:
     """Returns a panel with one large figure.
@@ -72,7 +72,7 @@ def answer(
         description: How to read the panel.
         thresholds: Values with the colour that applies from there on; below them, the panel is green.
         names: Whether the legend stands beside the value.
-        no_value: Text without data.
+        no_value: What is shown without data: the reason.
         decimals: Decimals of the value; with `None`, Grafana chooses.
     """
     text = common.BigValueTextMode.VALUE_AND_NAME if names else common.BigValueTextMode.VALUE
@@ -105,6 +105,7 @@ def graph(
     most: float | None = None,
     least: float | None = 0.0,
     thresholds: Sequence[tuple[float, str]] = (),
+    no_value: str = "no job trained in this time",
     span: int = 12,
 ) -> Any:
     """Returns a panel with lines over time.
@@ -120,6 +121,7 @@ def graph(
         most: Upper end of the axis, unless a value is higher.
         least: Lower end of the axis.
         thresholds: Values with the colour of the dashed line that is drawn there.
+        no_value: As in `answer`.
         span: Width of the panel; 24 is the whole width.
     """
     panel = (
@@ -143,6 +145,7 @@ def graph(
         .color_scheme(
             dashboard_builders.FieldColor().mode(FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
         )
+        .no_value(no_value)
         .height(8)
         .span(span)
     )
@@ -182,6 +185,7 @@ def timeline(
         .thresholds(_thresholds(thresholds))
         .color_scheme(dashboard_builders.FieldColor().mode(FieldColorModeId.THRESHOLDS))
         .with_target(_target(query, "A").range())
+        .no_value("no host is scraped")
         .height(8)
         .span(12)
     )

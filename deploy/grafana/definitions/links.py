@@ -49,7 +49,7 @@ LINKS = Definition(
             "Shortest time of a message to the other end and back. If it is longer than a micro-batch, only more micro-batches "
             "in flight hide it.",
             thresholds=[(0.1, "orange"), (0.5, "red")],
-            no_value="not probed",
+            no_value="no link was probed",
         ),
         answer(
             "Full links",
@@ -83,6 +83,7 @@ LINKS = Definition(
             "Rate to which a sender limits itself: the smallest of the plan's share of the channel, the rate of the radio and the "
             "rate of the shaper. 0 means no limit.",
             steps=True,
+            no_value="no job used these links",
         ),
         graph(
             "Goodput relative to the limit",
@@ -96,6 +97,7 @@ LINKS = Definition(
             "LinkBelowItsRate fires.",
             most=1.0,
             thresholds=[(0.5, "red")],
+            no_value="no sender has a limit",
         ),
         graph(
             "Round trip",
@@ -104,6 +106,7 @@ LINKS = Definition(
             "Shortest round trip of the last probe. Links in use are not probed again: their streams show the rate, but not the "
             "delay.",
             steps=True,
+            no_value="no link was probed: only the strategy dssra probes links",
         ),
         graph(
             "Probed rate",
@@ -112,6 +115,7 @@ LINKS = Definition(
             "Rate that the receiver measured during the last probe. It also shows links that no plan uses, which the scheduler "
             "could choose instead.",
             steps=True,
+            no_value="no link was probed: only the strategy dssra probes links",
         ),
         graph(
             "Bytes by codec",
@@ -132,6 +136,7 @@ LINKS = Definition(
             NONE,
             "Power gain of the channel. Only hosts with a radio driver, or with an emulated radio, report it.",
             span=8,
+            no_value="no host has a radio driver or an emulated radio",
         ),
         graph(
             "Radio: noise",
@@ -139,6 +144,7 @@ LINKS = Definition(
             "suffix: W/Hz",
             "Noise and interference at the receiver, per hertz.",
             span=8,
+            no_value="no host has a radio driver or an emulated radio",
         ),
         graph(
             "Radio: transmit power",
@@ -146,6 +152,7 @@ LINKS = Definition(
             WATTS,
             "Power that the plan gives the sender. More power raises the rate, but uses more of the energy budget.",
             span=8,
+            no_value="no host has a radio driver or an emulated radio",
         ),
     ],
 )

@@ -84,6 +84,7 @@ SCHEDULER = Definition(
             "Backlog in budgets of one round. While it is bounded, every device keeps its long-term budget. If it rises without "
             "end, the alert BacklogGrowing fires.",
             steps=True,
+            no_value="no device has an energy budget",
         ),
         graph(
             "Terms of the objective",
@@ -147,6 +148,7 @@ SCHEDULER = Definition(
             COUNT,
             "Queries to the telemetry source without an answer. While they fail, rounds keep their plan.",
             bars=True,
+            no_value="no query has failed",
         ),
     ],
 )
