@@ -42,6 +42,8 @@ _ROLES_HELP = (
     "a device, 0 by default."
 )
 
+_HOSTS = IN_A_CLUSTER | {Role.EDGE_SERVER}
+
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -223,7 +225,7 @@ def token(
         duration = read_duration("--valid", valid)
         opened = AuthorityFolder(folder)
         for used in opened.certificates():
-            if used.identity.name == identity.name and not yes:
+            if used.identity.is_same_holder(identity) and identity.role in _HOSTS and not yes:
                 typer.confirm(
                     f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the scheduler "
                     "refuses it while this one runs. Does the same box join again?",

@@ -175,7 +175,7 @@ def status(endpoint_options: EndpointOptions, as_json: AsJson = False) -> None:
                 if host.twin_address:
                     say(
                         f"  two processes call themselves {host.host.host_id}: the one at {host.host.address} takes part, and the one at "
-                        f"{host.twin_address} is refused. Give one of them another --host-id, or stop it"
+                        f"{indented(host.twin_address)} is refused. Give one of them another --host-id, or stop it"
                     )
                 if host.suspicion:
                     until = say_moment(host.suspected_until, now)

@@ -197,8 +197,12 @@ def service_processes(testbed: ComposeTestbed, container: str) -> list[str]:
     code = (
         "import pathlib\n"
         "for path in pathlib.Path('/proc').glob('[0-9]*/cmdline'):\n"
-        "    words = path.read_bytes().split(b'\\0')[1:3]\n"
-        "    if words[:1] == [b'-m'] and words[1] != b'collapipe.traffic_shaping':\n"
+        "    try:\n"
+        "        words = path.read_bytes().split(b'\\0')[1:3]\n"
+        "    except OSError:\n"
+        "        continue\n"  # It has just ended.
+        "    roles = b'device_agent', b'control_unit', b'edge_server'\n"
+        "    if words in [[b'-m', b'collapipe.' + role] for role in roles]:\n"
         "        print(path.parent.name)\n"
     )
     return testbed.engine.run("exec", container, "python", "-c", code).split()

@@ -57,7 +57,7 @@ def test_every_container_has_limits_for_rights_memory_and_logs(service: str) -> 
 def test_every_service_is_read_only_and_has_a_health_check(service: str) -> None:
     described = SERVICES[service]
     assert described["read_only"]
-    assert described["healthcheck"]["test"][-2:] == ["-m", "collapipe.health_check"]
+    assert described["healthcheck"]["test"][-3:] == ["-I", "-m", "collapipe.health_check"]
 
 
 UNSHAPED = load_services(*(name for name in ALL_LAYERS if name != "compose.netem.yaml"))
@@ -71,7 +71,7 @@ def test_every_service_runs_without_rights(service: str) -> None:
             continue
         target = described["build"]["target"]
         assert described is SERVICES[service] and target in STAGE_HOSTS
-        shaper = ["python", "-m", "collapipe.traffic_shaping", "--user", "collapipe"]
+        shaper = ["python", "-I", "-m", "collapipe.traffic_shaping", "--user", "collapipe"]
         assert described["entrypoint"] == [*shaper, *entrypoint(target)]
 
 

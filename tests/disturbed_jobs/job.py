@@ -252,8 +252,7 @@ class ImitatedJob:
         processes = {device.host_id: device.process for device in chosen}
         found = by_cluster(chosen)
         ids = {cluster: list(of_cluster) for cluster, of_cluster in found.items()}
-        lacks = not self.job.devices.all_used - self.job.devices.no_plan <= processes.keys()
-        devices = job_devices.begin_round(self.job.devices, ids, processes, lacks_devices=lacks)
+        devices = job_devices.begin_round(self.job.devices, ids, processes)
         self.job = replace(self.job, devices=devices)
         return found
 

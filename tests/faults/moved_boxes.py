@@ -75,11 +75,18 @@ class Boxes(NamespacedTestbed):
         """Ends all faults."""
         self.heal()
         self.exchange_address(_DEVICE, self.address_of(_DEVICE))
+        self._end_twin()
+        self.wait_until_registered()
+
+    def stop(self) -> None:
+        self._end_twin()
+        super().stop()
+
+    def _end_twin(self) -> None:
         if self._twin is not None:
             self._twin.terminate()
             self._twin.wait()
             self._twin = None
-        self.wait_until_registered()
 
     def status(self) -> HostStatus:
         """Returns what the scheduler knows of the device."""

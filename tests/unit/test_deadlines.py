@@ -16,7 +16,7 @@ from collapipe.neighbour_streams import link_probe
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, Security, server
 from collapipe.rpc.options import KEEPALIVE_SECONDS, KEEPALIVE_TIMEOUT_SECONDS
 from collapipe.rpc.processor_shares import LONGEST_WAIT_SECONDS
-from collapipe.scheduler import host_registry, model_use, profiling
+from collapipe.scheduler import calls_back, host_registry, model_use, profiling
 from collapipe.stage_host import registration
 from collapipe.weights import transfer
 from collapipe_client.client import CollaPipeClient
@@ -47,6 +47,10 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
         ),
         "a job waits for hosts that register again": (lost, schedule.wait_for_hosts_seconds),
         "a job tries again after its longest wait": (longest_wait, tries._OTHER_SECONDS),
+        "a host waits until it is called back": (
+            calls_back._TWIN_SECONDS + calls_back._CALL_SECONDS,
+            registration._REGISTER_SECONDS,
+        ),
         "a lost host may take longest": (tries._OTHER_SECONDS, schedule.retry_seconds),
         "a probe names the end that is silent": (link_probe._SILENCE_SECONDS, probe),
         "a probe ends before its caller gives up": (probe, profiling._PROBE_SECONDS),

@@ -93,6 +93,8 @@ def choose(
     doubts |= {host_id: LeftOut(Why.RESTARTS, number) for host_id, number in until.items()}
     if not needs_all:
         doubts |= dict.fromkeys(devices.not_finite, LeftOut(Why.NOT_FINITE))
+    if devices.all_used - devices.no_plan <= processes.keys() - doubts.keys():
+        devices = replace(devices, takes_doubtful=False)  # All that were used are there.
     possible = [device for device in present if device.host_id not in devices.no_plan]
     trusted = {device.cluster for device in possible if device.host_id not in doubts}
     left_out = {id: LeftOut(Why.NO_PLAN) for id in processes.keys() & devices.no_plan}
@@ -120,20 +122,10 @@ def begin_round(
     devices: JobDevices,
     by_cluster: Mapping[int, Collection[str]],
     processes: Mapping[str, str],
-    *,
-    lacks_devices: bool,
 ) -> JobDevices:
-    """Does what `use` does, for the devices of a round. Those that the job has never used are newcomers.
-
-    Args:
-        lacks_devices: As `Failure.lacks_hosts`. If none is missing, devices in doubt are not needed any more.
-    """
-    devices = replace(
-        devices,
-        newcomers=devices.newcomers | (processes.keys() - devices.all_used),
-        takes_doubtful=devices.takes_doubtful and lacks_devices,
-    )
-    return use(devices, by_cluster, processes)
+    """Does what `use` does, for the devices of a round. Those that the job has never used are newcomers."""
+    newcomers = devices.newcomers | (processes.keys() - devices.all_used)
+    return use(replace(devices, newcomers=newcomers), by_cluster, processes)
 
 
 def refuse_newcomers(devices: JobDevices) -> JobDevices:

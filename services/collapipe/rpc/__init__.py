@@ -5,6 +5,7 @@ from collapipe.rpc.call_shaping import link_to_caller as link_to_caller
 from collapipe.rpc.channel import ChannelPool as ChannelPool
 from collapipe.rpc.channel import call as call
 from collapipe.rpc.channel import check_serves as check_serves
+from collapipe.rpc.channel import has_ended as has_ended
 from collapipe.rpc.channel import open_authority_channel as open_authority_channel
 from collapipe.rpc.channel import open_channel as open_channel
 from collapipe.rpc.channel import why_unreachable as why_unreachable

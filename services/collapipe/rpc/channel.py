@@ -66,6 +66,8 @@ _REASON_SECONDS = 1.0
 _MOST_CHANNELS = 4096
 """Far more than a scheduler with 1,200 hosts needs. A host that starts again may have another port each time."""
 
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
 _OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 """Without this option, channels to the same peer share one connection."""
 
@@ -213,9 +215,26 @@ def check_serves(channel: grpc.Channel, peer: str, seconds: float, process: str 
         raise PeerLostError(
             peer, f"another process answers there: {peer} is not the one that is meant"
         ) from None
-    if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    if answer.status != _SERVING:
+        names = health_pb2.HealthCheckResponse.ServingStatus
+        status = names.Name(answer.status) if answer.status in names.values() else answer.status
         raise PeerLostError(peer, f"the service at {peer} is {status}: see its log")
+
+
+def has_ended(channel: grpc.Channel, process: str, seconds: float) -> bool:
+    """Returns whether a process has ended or is about to. A process that does not answer in time may only be busy.
+
+    Args:
+        process: Its incarnation, which its health service knows.
+    """
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=process), timeout=seconds)
+    except grpc.RpcError as error:
+        return (
+            error.code() is grpc.StatusCode.UNAVAILABLE
+        )  # Nothing listens, or no way leads there.
+    return bool(answer.status == health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
 def why_unreachable(channel: grpc.Channel, peer: str) -> str:

@@ -58,6 +58,7 @@ _PROBE = "/collapipe.v1.LinkService/ReceiveProbe"
 _MOST_OF_A_METHOD = {
     _PROBE: 4,
     "/collapipe.v1.EdgeServerService/ExportModel": 2,
+    f"{_SCHEDULER}RegisterHost": 2,
     f"{_SCHEDULER}UseModel": 16,
     f"{_SCHEDULER}WatchJob": 64,
     f"{_SCHEDULER}GetRecords": 4,
@@ -67,8 +68,8 @@ _MOST_OF_A_METHOD = {
     f"{_SCHEDULER}ExplainDecision": 4,
     f"{_SCHEDULER}ReplayDecision": 2,
 }
-"""Calls of one caller at the same time to methods that take more than a thread: the bytes of a probe, a copy of the model on the
-disk, up to 8 MiB of texts that wait, or the processor of the scheduler. A client may have 32 jobs that wait, so it can watch all."""
+"""Calls of one caller at the same time to methods that take more than a thread: the bytes of a probe, seconds for which the scheduler
+calls a host back, a copy of the model on the disk, up to 8 MiB of texts that wait, or the processor of the scheduler. A client may have 32 jobs that wait, so it can watch all."""
 
 _MOST_REQUEST_BYTES = 64 << 10
 _LARGE_REQUESTS = {f"{_SCHEDULER}{name}" for name in ("SubmitJob", "CheckResume", "UseModel")}

@@ -2,12 +2,11 @@
 
 from collapipe.errors import CollapipeError, WrongStateError
 from collapipe.protocol import NAMES_ITS_PROCESS
-from collapipe.rpc import ChannelPool, check_serves
+from collapipe.rpc import ChannelPool, check_serves, has_ended
 from collapipe.v1 import scheduler_pb2
 from collapipe.v1.enrollment_pb2 import ProtocolVersions
 
 _CALL_SECONDS = 4.0
-"""A host waits 10 s for the answer to its registration."""
 
 _TWIN_SECONDS = 2.0
 
@@ -34,27 +33,22 @@ def check_is_reached(
         ) from None
 
 
-def check_is_no_twin(
+def find_twin(
     host: scheduler_pb2.Host, present: scheduler_pb2.Host | None, channels: ChannelPool
-) -> None:
-    """Checks that the process that has the name of a new one has ended, or serves no more.
+) -> str:
+    """Returns why a new process may not register, because the one that has its name still runs; "" if it has ended.
 
     Args:
         present: The host of this name that sends heartbeats; `None` if there is none.
-
-    Raises:
-        WrongStateError: Both processes run.
     """
     if present is None or present.address == host.address:
-        return  # Two processes cannot listen on one address.
+        return ""  # Two processes cannot listen on one address.
     if present.incarnation == host.incarnation:
-        return
-    try:
-        with channels.new_connection(present.address) as channel:
-            check_serves(channel, present.address, _TWIN_SECONDS, present.incarnation)
-    except CollapipeError:
-        return
-    raise WrongStateError(
-        f"another process at {present.address} is registered as host {host.host_id!r} and answers, so the one at {host.address} "
-        "takes no part: give each host its own --host-id, or stop one of the two processes"
+        return ""
+    with channels.new_connection(present.address) as channel:
+        if has_ended(channel, present.incarnation, _TWIN_SECONDS):
+            return ""
+    return (
+        f"another process at {present.address} is registered as host {host.host_id!r} and sends heartbeats, so the one at "
+        f"{host.address} takes no part: give each host its own --host-id, or stop one of the two processes"
     )

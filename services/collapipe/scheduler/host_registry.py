@@ -59,17 +59,18 @@ class _Suspect:
     reason: str
 
 
-_MOST_REFUSED, _REFUSED_SECONDS = 100, 60.0
-"""The refused hosts that are known at a time, and how long each. A refused host tries again after 10 s."""
+_REFUSED_SECONDS = 60.0
+"""How long a refused host is known. It tries again at least every 10 s."""
 
 
 @dataclass(frozen=True)
 class _Refused:
-    """A host that may not register."""
+    """A host that may not register. `is_twin` says that it is refused for the sake of a host that is alive."""
 
     at: float
     host: scheduler_pb2.Host
     reason: str
+    is_twin: bool
 
 
 class HostRegistry:
@@ -136,12 +137,18 @@ class HostRegistry:
             if len(self._hosts) > _MOST_HOSTS:
                 self._forget(min(self._last_seen, key=self._last_seen.__getitem__))
 
-    def refuse(self, host: scheduler_pb2.Host, reason: str) -> None:
-        """Takes note that a host may not register. It does not harm a process of the same host that is alive."""
+    def refuse(self, host: scheduler_pb2.Host, reason: str, *, is_twin: bool = False) -> None:
+        """Takes note that a host may not register. It does not harm a process of the same host that is alive.
+
+        Args:
+            is_twin: Whether such a process is the reason.
+        """
         with self._lock:
             self._refused.pop(host.host_id, None)
-            self._refused[host.host_id] = _Refused(self._clock(), host, reason)  # as the last one
-            if len(self._refused) > _MOST_REFUSED:
+            self._refused[host.host_id] = _Refused(
+                self._clock(), host, reason, is_twin
+            )  # as the last one
+            if len(self._refused) > _MOST_HOSTS:
                 del self._refused[next(iter(self._refused))]
 
     def _forget(self, host_id: str) -> None:
@@ -156,8 +163,8 @@ class HostRegistry:
         self._unreached.discard(host_id)
 
     def suspect(self, host: str, reason: str) -> None:
-        """Counts a host as dead until it registers again, for which the scheduler calls it back. After that, it is a suspect for a while.
-        A restart ends both.
+        """Counts a host as dead until it registers again. It can do so only if the scheduler can call it back. After that, it is a suspect
+        for a while. A restart ends both.
 
         The time doubles with each suspicion: the scheduler may reach a host that others cannot reach.
 
@@ -237,12 +244,12 @@ class HostRegistry:
         """Returns the hosts that have not registered, because they were refused lately."""
         with self._lock:
             return [
-                scheduler_pb2.HostStatus(host=each.host, refusal=self._refusal(host_id))
+                scheduler_pb2.HostStatus(host=each.host, refusal=self.refusal(host_id))
                 for host_id, each in self._refused.items()
-                if host_id not in self._hosts and self._refusal(host_id)
+                if host_id not in self._hosts and self.refusal(host_id)
             ]
 
-    def _refusal(self, host_id: str) -> str:
+    def refusal(self, host_id: str) -> str:
         """Returns why a host was refused lately; "" if it was not."""
         refused = self._refused.get(host_id)
         is_late = refused is not None and self._clock() - refused.at <= _REFUSED_SECONDS
@@ -261,12 +268,12 @@ class HostRegistry:
         status.last_seen.CopyFrom(timestamp_after(-self._silence(host)))
         if status.alive:
             status.unshaped = self._unshaped.get(host.host_id, "")
-        if refusal := self._refusal(host.host_id):
-            refused = self._refused[host.host_id].host
+        if refusal := self.refusal(host.host_id):
+            refused = self._refused[host.host_id]
             if not status.alive:
                 status.refusal = refusal
-            elif refused.incarnation != host.incarnation:
-                status.twin_address = refused.address
+            elif refused.is_twin:
+                status.twin_address = refused.host.address
         if self._is_left_out(host):
             suspect = self._suspects[host.host_id]
             left = suspect.since + suspect.seconds - self._clock()

@@ -477,9 +477,10 @@ class JobRunner:
                 break
         try:
             rounds.run(local_steps, decides_anew=self._state.decides_anew)
-        finally:
+        except (InfeasibleError, AttemptFailedError):
             if not rounds.state.has_plan:
                 metrics.PLANS_INFEASIBLE.inc()
+            raise
 
     def _begin_round(self, rounds: RoundRunner, planner: Planner) -> None:
         """Adds devices that are new or back. Removes lost devices, unless they hold a state of the last commit.
@@ -488,14 +489,18 @@ class JobRunner:
             PeerLostError: A host that the next round needs is gone.
             WrongStateError: Such a host was restarted.
         """
-        # These have suspects, too: if another job blames a host, this attempt goes on.
+        # These have suspects, too: if another job blames a host, this attempt goes on while the scheduler can call the host.
         before, now = planner.hosts, {host.host_id: host for host in self._registry.heard()}
         units = [cluster.control_unit.host_id for cluster in before.clusters]
         needed = {id: before.by_id[id].incarnation for id in (before.edge_server.host_id, *units)}
         for host_id, process in (needed | rounds.state_holders).items():
             if host_id not in now:
+                why = self._registry.refusal(host_id)
                 raise PeerLostError(
-                    host_id, f"{host_id} has sent no heartbeat for {SILENCE_SECONDS:g} s"
+                    host_id,
+                    f"{host_id} is refused: {why}"
+                    if why
+                    else f"{host_id} has sent no heartbeat for {SILENCE_SECONDS:g} s",
                 )
             if now[host_id].incarnation != process:
                 raise WrongStateError(f"{host_id} was restarted")
@@ -523,11 +528,7 @@ class JobRunner:
                 for index, cluster in enumerate(planner.hosts.clusters)
             }
             processes = _processes(planner.hosts.devices)
-            self._take(
-                job_devices.begin_round(
-                    self._state.devices, ids, processes, lacks_devices=bool(self._lacking)
-                )
-            )
+            self._take(job_devices.begin_round(self._state.devices, ids, processes))
         self._look_around()
         reached = self._progress.document.num_rounds_reached
         repeats = f"repeats the rounds up to round {reached}" if rounds.num_rounds < reached else ""

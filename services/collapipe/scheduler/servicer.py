@@ -33,7 +33,7 @@ from collapipe.rpc import (
     owner_name,
     work_with_signs_of_life,
 )
-from collapipe.scheduler.calls_back import check_is_no_twin, check_is_reached
+from collapipe.scheduler.calls_back import check_is_reached, find_twin
 from collapipe.scheduler.client_limits import check_may_wait, read_job
 from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
@@ -121,14 +121,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         # A host is kept, and others get it. So it must not have more than this scheduler knows.
         host.DiscardUnknownFields()
         check_claims(host, context)
+        twin = ""
         try:
             check_addresses(context, filter(None, (host.address, host.metrics_address)))
             versions = check_protocol(context, host.host_id, "the scheduler")
             self._channels.know(host.host_id, host.address)
-            check_is_no_twin(host, self._registry.heard_as(host.host_id), self._channels)
+            present = self._registry.heard_as(host.host_id)
+            if twin := find_twin(host, present, self._channels):
+                raise WrongStateError(twin)
             check_is_reached(host, versions, self._channels)
         except (OtherVersionError, WrongStateError, NotPermittedError) as error:
-            self._registry.refuse(host, str(error))
+            self._registry.refuse(host, str(error), is_twin=bool(twin))
             if isinstance(error, OtherVersionError):  # The scheduler is not lost.
                 raise NotPermittedError(str(error)) from None
             raise

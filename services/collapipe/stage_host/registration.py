@@ -90,8 +90,8 @@ class Registration:
                 logger.info("registering again, because the scheduler says: %s", error)
             except WrongStateError as error:
                 logger.warning("%s", error)
-                self._closed.wait(min(_RETRY_SECONDS * 2**failures, _MOST_RETRY_SECONDS))
-                failures = min(failures + 1, 10)
+                self._closed.wait(min(_RETRY_SECONDS * 2 ** min(failures, 10), _MOST_RETRY_SECONDS))
+                failures += 1
             # A busy scheduler may end a call at its deadline before this host does. The call then looks cancelled.
             except (PeerLostError, CancelledError) as error:
                 failures += 1

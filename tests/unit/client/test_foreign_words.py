@@ -66,7 +66,9 @@ def check_harmless(printed: str) -> None:
 def hostile(fake: FakeServices) -> FakeServices:
     """A scheduler with a failed job, and a host, all of whose texts are hostile."""
     host = Host(host_id=NAME, address=NAME)
-    fake.hosts.append(HostStatus(host=host, alive=True, suspicion=WORDS, unshaped=WORDS))
+    fake.hosts.append(
+        HostStatus(host=host, alive=True, suspicion=WORDS, unshaped=WORDS, twin_address=WORDS)
+    )
     trouble = JobTrouble(missing=[MissingHost(host_id=NAME)], num_failures=1, failure="x\x1b")
     evaluation = Evaluation(metric=NAME, definitions={NAME: NAME})
     fake.jobs = [

@@ -59,15 +59,19 @@ def test_device_in_doubt_takes_part_only_without_others_in_its_cluster(
     assert left_out(devices, doubtful, device("b")) == {"a": reason}
     assert left_out(devices, doubtful, device("b", cluster=1)) == {}
     assert left_out(devices, doubtful, device("b", is_suspect=True)) == {}
-    assert left_out(replace(devices, takes_doubtful=True), doubtful, device("b")) == {}
+    devices = replace(devices, takes_doubtful=True, used={0: frozenset("a")})
+    assert left_out(devices, doubtful, device("b")) == {}
 
 
-def test_devices_in_doubt_take_part_until_no_device_is_missing() -> None:
-    devices, taken = JobDevices(takes_doubtful=True), []
-    for lacks_devices in (True, False, True):
-        devices = begin_round(devices, {}, {}, lacks_devices=lacks_devices)
-        taken.append(devices.takes_doubtful)
-    assert taken == [True, False, False]
+def test_devices_in_doubt_take_part_until_all_that_were_used_are_there_without_doubt() -> None:
+    devices = use(JobDevices(takes_doubtful=True), {0: ["a", "b"]}, {})
+    suspect = device("a", is_suspect=True)
+    for present in ([device("a")], [suspect, device("b"), device("c")]):
+        devices, left = choose(devices, present, NUM_ROUNDS, needs_all=False)
+        assert (left, devices.takes_doubtful) == ({}, True)
+    devices, _ = choose(devices, [device("a"), device("b")], NUM_ROUNDS, needs_all=False)
+    assert not devices.takes_doubtful
+    assert left_out(devices, suspect, device("b")).keys() == {"a"}
 
 
 def test_device_that_sent_a_value_that_is_not_finite_takes_part_if_the_job_needs_all() -> None:
@@ -87,7 +91,7 @@ def test_device_that_restarts_takes_part_if_the_job_would_wait_for_it() -> None:
 def test_newcomer_with_which_no_plan_was_possible_never_takes_part() -> None:
     devices = use(JobDevices(), {0: ["a"], 1: ["b"]}, {})
     processes = dict.fromkeys(["a", "b", "new"], "1")
-    devices = refuse_newcomers(begin_round(devices, {}, processes, lacks_devices=False))
+    devices = refuse_newcomers(begin_round(devices, {}, processes))
     assert (devices.newcomers, devices.no_plan) == (set(), {"new"})
     alone = left_out(replace(devices, takes_doubtful=True), device("new"))
     assert alone == {"new": LeftOut(Why.NO_PLAN)}

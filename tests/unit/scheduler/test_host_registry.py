@@ -383,18 +383,20 @@ def test_host_that_is_silent_for_longest_is_forgotten_when_there_are_too_many(
 
 def test_refused_host_is_shown_until_it_registers_and_harms_no_living_one() -> None:
     registry, clock = registry_of("a")
-    registry.refuse(device("a", incarnation="older"), "too old")
+    registry.refuse(device("a", incarnation="older"), "it is a twin", is_twin=True)
     registry.refuse(device("b"), "too old")
     (alive,), (unknown,) = registry.statuses(), registry.refused()
     assert (alive.alive, alive.refusal, alive.twin_address) == (True, "", "a:1")
     assert (unknown.host.host_id, unknown.alive, unknown.refusal) == ("b", False, "too old")
+    registry.refuse(device("a", incarnation="older"), "too old")
+    assert registry.statuses()[0].twin_address == ""
     clock.now += 11
     assert registry.statuses()[0].refusal == "too old"
     clock.now += 60
     assert (registry.statuses()[0].refusal, registry.refused()) == ("", [])
-    for index in range(200):
+    for index in range(5000):
         registry.refuse(device(f"d{index}"), "too old")
-    assert len(registry.refused()) == 100
+    assert len(registry.refused()) == 4096
     for name in ("a", "b"):
         registry.register(device(name))
     assert [status.refusal or status.twin_address for status in registry.statuses()] == ["", ""]

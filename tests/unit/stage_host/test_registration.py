@@ -195,7 +195,6 @@ def test_host_whose_address_is_gone_says_so_once_and_registers_again(
     ("address", "is_here"),
     [
         ("127.0.0.1:7100", True),
-        ("[::ffff:127.0.0.1]:7100", True),
         ("192.0.2.1:7100", False),  # of a network that exists in documents only
         ("pi-1.local:7100", None),
         ("", None),
@@ -203,6 +202,14 @@ def test_host_whose_address_is_gone_says_so_once_and_registers_again(
 )
 def test_machine_knows_which_addresses_are_its_own(address: str, is_here: bool | None) -> None:
     assert registration.is_address_here(address) is is_here
+
+
+def test_host_that_has_failed_for_hours_still_registers(scheduler: Scheduler) -> None:
+    lost = PeerLostError("the scheduler", "it is switched off")
+    scheduler.refuse_registration = [*[lost] * 1100, WrongStateError("the port is closed")]
+    with registered(scheduler):
+        heard = scheduler.hears_next(1103)
+    assert heard[-2:] == ["register", "heartbeat"]
 
 
 class Stores(JobStores):

@@ -5,7 +5,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from collapipe.emulation.network_profiles import LinkConditions
-from collapipe.errors import CorruptDataError
+from collapipe.errors import CorruptDataError, InvalidInputError
+from collapipe.traffic_shaping.shaper_process.links_file import LinksFile
 
 
 class AppliedLink(LinkConditions):
@@ -63,14 +64,19 @@ def why_unshaped(links_path: Path, host: str) -> str:
     """Returns why the links of a host differ from links.json, in words; "" if they do not."""
     try:
         status = read_status(status_path(links_path, host))
-    except CorruptDataError as error:
+        digest = LinksFile.read(links_path).digest
+    except (CorruptDataError, InvalidInputError) as error:
         return str(error)
     if status is None or not status.running:
         return (
             f"no shaper process of {host} follows {links_path}: start the host with `python -m collapipe.traffic_shaping "
             "COMMAND`, and see its log"
         )
-    return "; ".join(status.problems) if status.lacks_netem or not status.in_force else ""
+    if status.lacks_netem or not status.in_force:
+        return "; ".join(status.problems)
+    if status.digest != digest:
+        return f"the shaper process of {host} has not taken over the last change of {links_path}: see whether it runs"
+    return ""
 
 
 def read_status(path: Path) -> ShaperStatus | None:

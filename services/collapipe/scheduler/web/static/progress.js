@@ -161,7 +161,7 @@ export function problems({ job, sections }) {
   }
   if (unshaped.length) {
     const [{ id, unshaped: reason }] = unshaped;
-    found.push({ text: `Warning: ${plural(unshaped.length, "host")} with unshaped links. ${id}: ${reason}`, isWarning: true });
+    found.push({ text: `Warning: the links of ${plural(unshaped.length, "host")} here are not shaped. ${id}: ${reason}`, isWarning: true });
   }
   if (!job) return found;
   const detail = sections.job?.id === job.id ? sections.job : null;
