@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -97,8 +98,31 @@ def test_docker_compose_accepts_every_layer(layer: str) -> None:
         files = ["compose.yaml", "compose.tls.yaml", "compose.netem.yaml", layer]
     if layer == "compose.observability.tls.yaml":
         files = ["compose.yaml", "compose.tls.yaml", "compose.observability.yaml", layer]
+    accepted = _read_by_docker_compose(command, files, {"COLLAPIPE_ADVERTISE": "jetson-1:7100"})
+    assert accepted.returncode == 0, accepted.stderr
+
+
+def test_docker_compose_refuses_a_jetson_without_an_address() -> None:
+    command = shutil.which("docker-compose")
+    if command is None:
+        pytest.skip("no docker-compose on this machine: apt-get install docker-compose")
+    refused = _read_by_docker_compose(command, ["compose.jetson.yaml"], {})
+    assert refused.returncode != 0
+    assert "COLLAPIPE_ADVERTISE" in refused.stderr and "set it to HOST:7100" in refused.stderr
+
+
+def _read_by_docker_compose(
+    command: str, files: list[str], variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     arguments = [part for file in files for part in ("--file", file)]
-    subprocess.run([command, *arguments, "config", "--quiet"], cwd=COMPOSE, check=True)
+    return subprocess.run(
+        [command, *arguments, "config", "--quiet"],
+        cwd=COMPOSE,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 # --- Prometheus
