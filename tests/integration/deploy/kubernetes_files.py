@@ -39,6 +39,10 @@ def build(folder: Path) -> list[Document]:
     return [document for document in yaml.safe_load_all(built.stdout) if document]
 
 
+NODE_PROCESSORS = 4
+"""Processors of every node."""
+
+
 @dataclass(frozen=True)
 class Pod:
     """A pod of a workload on a node.
@@ -84,17 +88,23 @@ class Pod:
     def environment(self) -> dict[str, str]:
         """The environment of its process, as the kubelet makes it."""
         fields = {
-            "status.podIP": "10.42.0.7",
             "spec.nodeName": self.node,
             **{
                 f"metadata.labels['{label}']": value
                 for label, value in self.template["metadata"]["labels"].items()
             },
         }
+        # Without a limit, the kubelet takes what the node has.
+        limits = self.container["resources"]["limits"]
+        resources = {"limits.cpu": str(limits.get("cpu", NODE_PROCESSORS))}
         environment: dict[str, str] = {}
         for variable in self.container.get("env", []):
             if "value" in variable:
                 environment[variable["name"]] = self._expand(variable["value"], environment)
+            elif "resourceFieldRef" in variable["valueFrom"]:
+                environment[variable["name"]] = resources[
+                    variable["valueFrom"]["resourceFieldRef"]["resource"]
+                ]
             else:
                 field = variable["valueFrom"]["fieldRef"]["fieldPath"]
                 environment[variable["name"]] = fields[field]

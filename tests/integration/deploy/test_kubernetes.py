@@ -20,7 +20,16 @@ from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.revoked_keys import parse_list, read_signed
 from collapipe.service_process import ServiceSettings
 
-from .kubernetes_files import DEPLOY, KUBERNETES, Document, Pod, build, kustomize_command, pods
+from .kubernetes_files import (
+    DEPLOY,
+    KUBERNETES,
+    NODE_PROCESSORS,
+    Document,
+    Pod,
+    build,
+    kustomize_command,
+    pods,
+)
 
 pytestmark = pytest.mark.skipif(
     kustomize_command() is None,
@@ -227,6 +236,12 @@ def test_host_ids_are_names_that_others_can_resolve(base: list[Document]) -> Non
             assert settings.advertise == f"{settings.host_id}:7100"
             assert pod.environment["COLLAPIPE_SCHEDULER"] == "scheduler:7100"
     assert "scheduler" in headless
+
+
+def test_device_agents_compute_with_every_processor_of_their_node(base: list[Document]) -> None:
+    threads = {pod.target: _settings(pod).threads for pod in _services(base)}
+    assert threads.pop("device-agent") == NODE_PROCESSORS
+    assert set(threads.values()) == {1}
 
 
 def test_index_of_a_cluster_is_the_same_everywhere(base: list[Document]) -> None:
