@@ -1,12 +1,6 @@
-# The images of a Kubernetes cluster, each for amd64 and arm64:
-#
-#   docker buildx create --use                                                          once
-#   docker buildx bake --file deploy/docker/bake.hcl                                    writes build/images/*.tar
-#   REGISTRY=HOST/ docker buildx bake --file deploy/docker/bake.hcl \
-#     --set '*.output=type=registry'                                                    pushes HOST/collapipe/*
-#
-# --set '*.platform=linux/arm64' builds for one processor. The processor that this machine does not have is
-# emulated, which takes long. Variables of the environment set the build arguments of the same names.
+# The images of a Kubernetes cluster, each for amd64 and arm64. deploy/kubernetes/README.md has the commands, and
+# docs/kubernetes.md those for a registry. The processor that this machine does not have is emulated, which
+# takes long. Variables of the environment set the build arguments of the same names.
 
 variable "REGISTRY" { default = "" }
 variable "PYTHON_IMAGE" { default = "python:3.11-slim" }
