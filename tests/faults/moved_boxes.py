@@ -17,6 +17,7 @@ from killed_processes import kill, restart
 
 from collapipe.v1.scheduler_pb2 import JOB_STATE_SUCCEEDED, HostStatus
 from faults.interrupted import (
+    MomentMissedError,
     Run,
     final_digests,
     intact_commit,
@@ -47,18 +48,19 @@ class Boxes(NamespacedTestbed):
 
     def start_twin(self) -> None:
         """Starts a second process with the name of the device, and waits until it has tried to register."""
-        (process,) = (each for each in self.processes if each.name == _DEVICE)
-        line = Path(f"/proc/{process.pid}/cmdline").read_text().rstrip("\0").split("\0")
-        host = self.address_of(_DEVICE)
-        changes = {
-            "--listen": f"{host}:7001",
-            "--metrics-listen": f"{host}:0",
-            "--state-dir": f"{self.workspace.state}/twin",
-            "--ready-file": f"{self.workspace.run}/twin",
-        }
-        for option, value in changes.items():
-            line[line.index(option) + 1] = value
-        self._twin = self.start_in(_DEVICE, line)
+        if self._twin is None:
+            (process,) = (each for each in self.processes if each.name == _DEVICE)
+            line = Path(f"/proc/{process.pid}/cmdline").read_text().rstrip("\0").split("\0")
+            host = self.address_of(_DEVICE)
+            changes = {
+                "--listen": f"{host}:7001",
+                "--metrics-listen": f"{host}:0",
+                "--state-dir": f"{self.workspace.state}/twin",
+                "--ready-file": f"{self.workspace.run}/twin",
+            }
+            for option, value in changes.items():
+                line[line.index(option) + 1] = value
+            self._twin = self.start_in(_DEVICE, line)
         deadline = time.monotonic() + _LIMIT_SECONDS
         while not self.status().twin_address:
             assert time.monotonic() < deadline, self.status()
@@ -135,13 +137,19 @@ def main() -> None:
         with Boxes(folder / "testbed") as boxes:
             boxes.wait_until_registered()
 
+            def begin(fault: Callable[[Boxes], None] | None, run: Run) -> None:
+                if fault is not None:
+                    fault(boxes)
+                    if fault is Boxes.start_twin and run.ended:  # A twin needs seconds to start.
+                        raise MomentMissedError("the job ended before the twin started")
+
             def run_with(fault: Callable[[Boxes], None] | None) -> tuple[Run, float]:
                 began = time.monotonic()
                 run = run_interrupted(
                     boxes,
                     job,
                     (lambda run: run.round_index == _SECOND_ROUND) if fault else None,
-                    lambda run: fault(boxes) if fault else None,
+                    lambda run: begin(fault, run),
                     limit_seconds=_LIMIT_SECONDS,
                 )
                 return run, time.monotonic() - began

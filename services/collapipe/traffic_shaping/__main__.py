@@ -140,7 +140,10 @@ def _parse() -> argparse.Namespace:
         "--once", action="store_true", help="shape the links, and end without removing it"
     )
     mode.add_argument("--remove", action="store_true", help="remove all shaping, and end")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.command and (options.once or options.remove):
+        parser.error("--once and --remove start no service: leave out COMMAND")
+    return options
 
 
 if __name__ == "__main__":
