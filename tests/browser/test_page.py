@@ -229,7 +229,10 @@ def test_unshaped_links_are_told_once_and_the_host_is_marked(page: Page) -> None
     edge = {"id": "edge-server", "state": "working", "unshaped": "this kernel has no netem"}
     sections = {"details": {"0": {"pipeline": [one, edge], "others": []}}, "edge": [edge]}
     (told,) = problems(page, {"sections": sections})
-    assert told == "Warning: 2 hosts with unshaped links. device-0-1: this kernel has no netem"
+    assert (
+        told
+        == "Warning: the links of 2 hosts here are not shaped. device-0-1: this kernel has no netem"
+    )
     box = "async host => (await import('/static/pipeline.js')).hostBox(host).textContent"
     assert "unshaped links" in page.evaluate(box, one)
     assert "unshaped" not in page.evaluate(box, {**one, "unshaped": None})
