@@ -30,7 +30,9 @@ def check_job_files(
         job.check_cluster(cluster_index)
     folders = [folder.resolve() for folder in folders]
     for setting, name in _names(job, cluster_index):
-        for path in _paths(setting, name):
+        # Only the rows of a cluster are files of the data root. A library opens the others, which knows no such folder.
+        is_data = setting in ("data.train", "data.held_out")
+        for path in _paths(setting, str(place_of(name, folders)) if is_data else name):
             if folders and not any(path.is_relative_to(folder) for folder in folders):
                 place = "" if str(path) == name else f" (it is at, or has a link to, {path})"
                 raise NotPermittedError(
@@ -38,6 +40,12 @@ def check_job_files(
                     f"{' and '.join(map(str, folders))}: move the file there, or start the service with --data-root set to the folder "
                     "of the file"
                 )
+
+
+def place_of(name: str, folders: Sequence[Path]) -> Path:
+    """Returns where a data file of a job is. A relative name begins at the first of the folders from which jobs may read."""
+    path = Path(name)
+    return path if name.startswith("~") or not folders else folders[0] / path
 
 
 def _paths(setting: str, name: str) -> Iterator[Path]:

@@ -7,7 +7,7 @@ import pytest
 
 from collapipe.errors import InvalidInputError, NotPermittedError
 from collapipe.job import JobConfig
-from collapipe.job_files import check_job_files
+from collapipe.job_files import check_job_files, place_of
 
 
 def job(kind: str = "classification", **sections: Any) -> JobConfig:
@@ -34,6 +34,17 @@ def test_files_and_pretrained_directories_in_the_folders_are_allowed(root: Path)
     check(job(model={"pretrained": "org/model"}), root)
     check(job(data={"source": "stdlib_docstrings"}), root)
     check(job(data={"source": "hub", "hub_name": "ag_news", "train": "train"}), root)
+
+
+def test_relative_name_begins_in_the_data_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root / "secret")
+    folders = [root / "data", root / "models"]
+    check(job(data={"train": "rows.jsonl", "held_out": "./new/../rows.jsonl"}), root)
+    assert place_of("rows.jsonl", folders) == root / "data/rows.jsonl"
+    assert place_of("/srv/rows.jsonl", folders) == Path("/srv/rows.jsonl")
+    assert place_of("rows.jsonl", []) == Path("rows.jsonl")
+    with pytest.raises(NotPermittedError, match=rf"^data.train .*{root}/secret"):
+        check(job(data={"train": "../secret/key.pem"}), root)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from collapipe.data.stdlib_docstrings import ask_for_package, load_docstrings
 from collapipe.errors import InvalidInputError
 from collapipe.finding import Finding, in_order
 from collapipe.job import LABELLING_TASKS, LANGUAGE_TASKS, JobConfig
+from collapipe.job_files import place_of
 
 T = TypeVar("T")
 _MOST_LABEL_BYTES = 1 << 21
@@ -389,7 +390,7 @@ def _open(job: JobConfig, name: str | None, folders: Sequence[Path]) -> RowSourc
         table = load_hub_rows(name, kind, data, folders)
         return FixedRows(f"{data.hub_name}[{name}]", table.rows, table.columns)
     trained = [data.train] if isinstance(data.train, str) else data.train or []
-    same = next((each for each in trained if _is_same_file(each, data.held_out)), None)
+    same = next((each for each in trained if _is_same_file(each, data.held_out, folders)), None)
     if same is not None:
         raise InvalidInputError(
             f"{data.held_out}: is both data.train and data.held_out{f' (as {same})' * (same != data.held_out)}, so the model would be evaluated on "
@@ -399,12 +400,14 @@ def _open(job: JobConfig, name: str | None, folders: Sequence[Path]) -> RowSourc
     return open_file(name, kind, data, folders=folders)
 
 
-def _is_same_file(one: str, other: str | None) -> bool:
+def _is_same_file(one: str, other: str | None, folders: Sequence[Path]) -> bool:
     """Returns whether two names are those of the same file, perhaps by a link, or of the same parallel files."""
     if other is None:
         return False
-    names, other_names = ([name.strip() for name in each.split(",")] for each in (one, other))
-    pairs = zip(map(Path, names), map(Path, other_names), strict=False)
+    names, other_names = (
+        [place_of(name.strip(), folders) for name in each.split(",")] for each in (one, other)
+    )
+    pairs = zip(names, other_names, strict=False)
     return len(names) == len(other_names) and all(
         # Unlike `Path.exists`, this returns False for a file in a folder that must not be read.
         a == b or (os.path.exists(a) and os.path.exists(b) and a.samefile(b))

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import psutil
 
-from collapipe.documents import open_regular
+from collapipe.documents import no_permission, open_regular
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 MOST_CHARACTERS = 1 << 22
@@ -73,10 +73,12 @@ class DataFile:
 
     def unreadable(self, error: OSError | ValueError) -> InvalidInputError:
         """Returns the error that says why the file cannot be read."""
+        if isinstance(error, PermissionError):
+            return InvalidInputError(f"{self.name:.200}: {no_permission(self.path, error)}")
         reason = error.strerror if isinstance(error, OSError) else error
+        start = self.folders[0] if self.folders else Path.cwd()
         return InvalidInputError(
-            f"{self.name:.200}: cannot be read: {reason}; a relative path starts at the directory in which the control unit "
-            f"runs ({Path.cwd()})"
+            f"{self.name:.200}: cannot be read: {reason}; on this host a relative path starts at {start}"
         )
 
 

@@ -32,7 +32,7 @@ from collapipe.data.tables import Table, read_json, read_parquet, read_saved
 from collapipe.data.tag_schemes import in_iob2, scheme_of
 from collapipe.errors import InvalidInputError
 from collapipe.job import DataConfig
-from collapipe.job_files import file_names
+from collapipe.job_files import file_names, place_of
 
 _log = logging.getLogger(__name__)
 
@@ -449,7 +449,7 @@ def open_file(
         NotPermittedError: A file is in none of the folders.
     """
     names = file_names(path, kind)
-    places = stored or [Path(name) for name in names]
+    places = stored or [place_of(name, folders) for name in names]
     if len(places) != len(names):
         raise InvalidInputError(
             f"{path}: names {len(names)} files, but {len(places)} were given: rename them without commas, and give two parallel files "
