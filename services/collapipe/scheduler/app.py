@@ -143,7 +143,12 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
     if settings.web:
         records = Records(registry, jobs, channels)
         page = WebServer(
-            settings.web, settings.state_dir, settings.security, servicer.snapshots, records
+            settings.web,
+            settings.state_dir,
+            settings.security,
+            servicer.snapshots,
+            records,
+            settings.advertise.rpartition(":")[0].strip("[]"),
         )
         logger.info("the page for the browser is at %s", page.url)
 

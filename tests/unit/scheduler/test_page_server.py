@@ -391,6 +391,30 @@ def test_connections_are_limited(own_page: Page, monkeypatch: pytest.MonkeyPatch
         assert b"200" in first.recv(4096)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "advertised", "shown"),
+    [
+        (["pi.lan", "192.168.1.2"], "hub.lan", "https://hub.lan"),
+        (["pi.lan", "192.168.1.2"], "", "https://192.168.1.2"),
+        (["fd77::10"], "", "https://[fd77::10]"),
+        (None, "", "http://127.0.0.1"),
+    ],
+)
+def test_page_on_all_addresses_has_a_link_that_a_browser_can_open(
+    tmp_path: Path, hosts: list[str] | None, advertised: str, shown: str
+) -> None:
+    security, content = Security.insecure(), Content()
+    if hosts is not None:
+        security = Authority(tmp_path).security("scheduler:scheduler", *hosts)
+    arguments: Any = "0.0.0.0:0", tmp_path, security, content, content, advertised
+    page = WebServer(*arguments)
+    try:
+        assert page.url.rpartition(":")[0] == shown
+        assert page._access.is_own(page.url.split("/")[2])
+    finally:
+        page.close()
+
+
 def test_connections_without_a_handshake_are_few_and_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

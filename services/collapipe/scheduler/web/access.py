@@ -15,9 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography import x509
-
-from collapipe.certificates import Identity
+from collapipe.certificates import Identity, pki
 from collapipe.certificates.identity import PEOPLE
 from collapipe.certificates.private_files import OWNER_ONLY, replace_file
 from collapipe.documents import write_document
@@ -115,6 +113,21 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
+def names_in_certificate(security: Security) -> list[str]:
+    """Returns the hosts in the certificate of this process by which other machines know it, IP addresses first."""
+    if security.certificate is None:
+        return []
+    chain = pki.read_chain(security.certificate.read_bytes())
+    return sorted(pki.hosts_of(chain.certificate), key=lambda host: (not _is_address(host), host))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
 class Access:
     """Who may see the page at an address, and under which names it is reached.
 
@@ -127,10 +140,8 @@ class Access:
         self.links = links
         self._security = security
         self._names = {"localhost", host.lower()}
-        if links is None and security.certificate is not None:
-            certificate = x509.load_pem_x509_certificate(security.certificate.read_bytes())
-            extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-            self._names.update(extension.value.get_values_for_type(x509.DNSName))
+        if links is None:
+            self._names.update(names_in_certificate(security))
 
     def visitor(self, cookie: str, uris: list[str], chain: bytes | None) -> Visitor:
         """Returns who a visitor is.

@@ -5,6 +5,7 @@ uvicorn is imported in its thread, so the scheduler serves gRPC before the page 
 
 import asyncio
 import importlib.util
+import ipaddress
 import logging
 import socket
 import ssl
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from collapipe.errors import InvalidInputError
 from collapipe.rpc import Security
-from collapipe.scheduler.web.access import LINK_FILE, Access, Links, is_loopback, write_private
+from collapipe.scheduler.web.access import (
+    LINK_FILE,
+    Access,
+    Links,
+    is_loopback,
+    names_in_certificate,
+    write_private,
+)
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.snapshot import Snapshots
 
@@ -56,6 +64,8 @@ class WebServer:
         listen: "host:port"; port 0 takes a free port. A host whose address is not a loopback address gets HTTPS, unless the
             scheduler speaks plain text.
         directory: The state directory of the scheduler, which gets the file with the address and the link.
+        advertised: The host by which others reach the scheduler; "" if unknown. It is in the address of a page that is served on all
+            addresses of this machine. Without it, a name in the certificate is, or 127.0.0.1.
 
     Raises:
         InvalidInputError: The address is wrong or in use, or a package is missing.
@@ -68,6 +78,7 @@ class WebServer:
         security: Security,
         snapshots: Snapshots,
         records: Records,
+        advertised: str = "",
     ) -> None:
         for package in ("starlette", "uvicorn"):
             if importlib.util.find_spec(package) is None:
@@ -76,8 +87,10 @@ class WebServer:
                     'or serve no page with --web ""'
                 )
         host, self._socket = _bind(listen)
-        name = f"[{host}]" if ":" in host else host
         address, port = self._socket.getsockname()[:2]
+        if ipaddress.ip_address(address).is_unspecified:
+            host = advertised or next(iter(names_in_certificate(security)), "127.0.0.1")
+        name = f"[{host}]" if ":" in host else host
         authority = f"{name}:{port}"
         self._context: ssl.SSLContext | None = None
         if is_loopback(address):
