@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -142,6 +143,22 @@ def hold_directory(directory: Path | None, wait_seconds: float = 10.0) -> ExitSt
         file.write(str(os.getpid()))
         file.flush()
     return held
+
+
+def no_permission(path: object, error: OSError) -> str:
+    """Says which user may not use a file or folder, and what to do."""
+    return (
+        f"{path} cannot be used by the user {user_name()} ({error.strerror or error}): give that user access with chown or chmod, or "
+        "choose another folder. systemd hides /home and /root from services of the system"
+    )
+
+
+def user_name() -> str:
+    """Returns the name of the user of this process, or its number if it has none, as in a container."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from pydantic_settings import (
 
 from collapipe.certificates import Identity
 from collapipe.certificates.identity import IN_A_CLUSTER
-from collapipe.documents import hold_directory, write_document
+from collapipe.documents import hold_directory, no_permission, write_document
 from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe.metrics_page import serve_metrics
 from collapipe.rpc import Security
@@ -159,9 +159,12 @@ def run_service(service: str, settings_class: type[S], start: Callable[[S, str],
             addresses = {"address": running.address, "metrics_address": metrics_address}
             write_document(settings.ready_file, {**addresses, "pid": os.getpid()})
     except (CollapipeError, OSError) as error:
-        print(f"{service}: {error}", file=sys.stderr)
+        said, is_mistake = str(error), isinstance(error, InvalidInputError)
+        if isinstance(error, PermissionError) and error.filename:
+            said, is_mistake = no_permission(error.filename, error), True
+        print(f"{service}: {said}", file=sys.stderr)
         # After status 2, systemd does not restart: a restart would not correct the operator's mistake.
-        sys.exit(2 if isinstance(error, InvalidInputError) else 1)
+        sys.exit(2 if is_mistake else 1)
     logger.info("serving on %s, metrics on %s", running.address, metrics_address or "no address")
     if presented is None:
         logger.info("plain text: everybody who can reach this service may use it")

@@ -39,6 +39,8 @@ REMEDY = re.compile(
 """A remedy, or the limit that the value must keep."""
 FRAGMENTS = {
     "box_folder.py": ("it is for another identity",),
+    "data_files.py": ("<value>: <value>",),
+    "host.py": ("--data-root: <value>",),
     "host_resources.py": (
         "blob <value> is not held by",
         "<value> has no directory",

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from collapipe.certificates import pki
 from collapipe.certificates.pki import Chain
-from collapipe.documents import name_full_disk, sync_directory
+from collapipe.documents import name_full_disk, no_permission, sync_directory
 from collapipe.errors import InvalidInputError, NotPermittedError
 
 T = TypeVar("T")
@@ -124,8 +124,10 @@ def file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, PermissionError):
+            raise InvalidInputError(no_permission(path, error)) from error
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "free space there" if is_full else "run this as the user who owns it"
+        remedy = "free space there" if is_full else "check its path and its disk"
         raise InvalidInputError(
             f"{path} cannot be used ({error.strerror or error}): choose another folder, or {remedy}"
         ) from error

@@ -12,6 +12,7 @@ from collapipe.stage_host import (
     HostResources,
     StageHostSettings,
     frozen_weights,
+    make_data_root,
     start_stage_host,
 )
 from collapipe.storage_service import StorageServicer
@@ -33,6 +34,7 @@ class ControlUnitSettings(StageHostSettings):
 
 def start(settings: ControlUnitSettings, metrics_address: str) -> Running:
     """Starts serving."""
+    make_data_root(settings)
     rows = RecordedRows(settings.state_dir)
     stores = JobStores(settings.state_dir, rows.delete)
     metrics.watch_free_space(settings.state_dir)

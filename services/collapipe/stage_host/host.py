@@ -1,6 +1,7 @@
 """Starts a stage host: the part that devices, control units and edge servers have in common."""
 
 import logging
+import os
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from pydantic import Field
 
 from collapipe.certificates import Role
 from collapipe.certificates.identity import OF_THIS_MACHINE
+from collapipe.documents import no_permission
 from collapipe.emulation.device_profiles import DeviceProfile, device_profile
 from collapipe.emulation.emulation_file import EmulationFile
 from collapipe.errors import InvalidInputError
@@ -150,6 +152,21 @@ def data_root(settings: StageHostSettings) -> Path | None:
     if settings.data_root is not None or settings.security.is_insecure or not settings.state_dir:
         return settings.data_root
     return settings.state_dir / "data"
+
+
+def make_data_root(settings: StageHostSettings) -> None:
+    """Makes the default folder for data, and refuses another one that this user may not read; raises `InvalidInputError`."""
+    folder = data_root(settings)
+    if folder is None:
+        return
+    if settings.data_root is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        os.stat(os.path.join(folder, "."))
+    except PermissionError as error:
+        raise InvalidInputError(f"--data-root: {no_permission(folder, error)}") from error
+    except OSError as error:
+        logger.warning("--data-root %s cannot be read now (%s)", folder, error.strerror)
 
 
 def start_stage_host(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from collapipe import service_process
+from collapipe.documents import user_name
 from collapipe.errors import InvalidInputError, PeerLostError
 from collapipe.service_process import Running, ServiceSettings, run_service
 
@@ -105,6 +106,10 @@ def fill() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "/state/page.json")
 
 
+def lock_out() -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", "/state/lock")
+
+
 @pytest.mark.parametrize(
     ("arguments", "start", "said", "status"),
     [
@@ -114,9 +119,10 @@ def fill() -> None:
         ([], refuse, "nothing can be served here", 2),
         ([], lose, "device-1 was lost", 1),
         ([], fill, "No space left on device: '/state/page.json'", 1),
+        ([], lock_out, f"/state/lock cannot be used by the user {user_name()}", 2),
         (["--ready-file", "/dev/null/ready"], lambda: None, "/dev/null", 1),
     ],
-    ids=["value", "flag", "metrics", "refusal", "loss", "disk", "ready file"],
+    ids=["value", "flag", "metrics", "refusal", "loss", "disk", "permission", "ready file"],
 )
 @pytest.mark.usefixtures("calls")
 def test_process_that_cannot_serve_says_why_in_one_line(

@@ -17,6 +17,7 @@ from collapipe.stage_host.host import (
     choose_shaper,
     data_root,
     describe_resources,
+    make_data_root,
 )
 from collapipe.traffic_shaping.pacing import PacedShaper
 from collapipe.traffic_shaping.radio_driver import EmulatedRadioDriver
@@ -42,6 +43,8 @@ def test_secured_host_reads_only_in_its_data_folder(
     )
     default = None if insecure else tmp_path / "data"
     assert data_root(settings) == (given or default)
+    make_data_root(settings)
+    assert (tmp_path / "data").is_dir() == (not insecure and given is None)
 
 
 # --- what a host registers
