@@ -26,6 +26,30 @@ def test_process_does_not_import_what_its_machine_lacks(module: str, absent: lis
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.parametrize(
+    ("module", "package", "role"),
+    [
+        ("collapipe.scheduler", "dp_accounting", "scheduler"),
+        ("collapipe.edge_server", "Crypto", "edge-server"),
+        ("collapipe.control_unit", "Crypto", "control-unit"),
+        ("collapipe.device_agent", "transformers", "device-agent"),
+        ("collapipe.authority", "pydantic", "client"),
+        ("collapipe_client", "typer", "client"),
+    ],
+)
+def test_program_without_one_of_its_packages_says_in_one_line_what_installs_it(
+    module: str, package: str, role: str
+) -> None:
+    code = (
+        f"import runpy, sys; sys.modules[{package!r}] = None; "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"package {package} is not installed" in done.stderr
+    assert f"deploy/install.py {role}`" in done.stderr and done.stderr.count("\n") == 1
+
+
 SERVICE = """
 from pathlib import Path
 from collapipe.service_process import Running, ServiceSettings, run_service

@@ -21,16 +21,15 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or ""
 """
 _STAGE_HOST = ["grpc", "grpc_health", "pydantic_settings", "prometheus_client", "safetensors"]
 PACKAGES = {
-    "client": ("client", ["grpc", "psutil", "pydantic", "typer", "rich"]),
-    "scheduler": (
-        "scheduler",
-        ["grpc", "grpc_health", "pydantic_settings", "cvxpy", "numba", "httpx"],
-    ),
-    "device-agent": ("device", [*_STAGE_HOST, "transformers", "torch"]),
-    "control-unit": ("control", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
-    "edge-server": ("edge", [*_STAGE_HOST, "transformers", "tokenizers", "torch"]),
+    "client": ["grpc", "psutil", "pydantic", "typer", "rich"],
+    "scheduler": [
+        *("grpc", "grpc_health", "pydantic_settings", "cvxpy", "dp_accounting", "numba", "httpx")
+    ],
+    "device-agent": [*_STAGE_HOST, "transformers", "torch"],
+    "control-unit": [*_STAGE_HOST, "transformers", "tokenizers", "Crypto", "torch"],
+    "edge-server": [*_STAGE_HOST, "transformers", "tokenizers", "Crypto", "torch"],
 }
-"""By role: the lock in `requirements` with its packages, and the packages that it imports."""
+"""The packages that a role imports."""
 _TESTED_MACHINES = ("x86_64", "aarch64", "arm64", "AMD64")
 _VENDOR_TORCH = "run the container with the vendor's torch (deploy/jetson/README.md), and install no other torch over it"
 _INSTALL_TORCH = "python -m pip install 'torch>=2.6' (on arm64 'torch>=2.6,<2.9', elsewhere from PyTorch's CPU index)"
@@ -199,14 +198,12 @@ def check_packages(
         role: A key of `PACKAGES`.
         needed: Whether this machine has the role.
     """
-    lock, packages = PACKAGES[role]
-    missing = [name for name in packages if not is_installed(name)]
+    missing = [name for name in PACKAGES[role] if not is_installed(name)]
     if not missing:
         return Check.ok(f"packages: {role}", "complete")
     return Check(
         f"packages: {role}",
         "fail" if needed else "warn",
         f"missing {', '.join(missing)}",
-        "to run this role here, in the folder of the repository: pip install --no-deps --require-hashes "
-        f"-r requirements/build.txt -r requirements/{lock}.txt",
+        f"to run this role here, in the folder of the repository: python3 deploy/install.py {role}",
     )

@@ -131,7 +131,7 @@ def test_32_bit_python_fails_even_on_a_64_bit_kernel() -> None:
 def test_missing_package_names_the_lock() -> None:
     check = check_packages("device-agent", lambda name: name != "torch")
     assert (check.result, check.found) == ("warn", "missing torch")
-    assert "requirements/device.txt" in check.remedy
+    assert "deploy/install.py device-agent" in check.remedy
     assert check_packages("device-agent", lambda _: False, needed=True).result == "fail"
 
 
