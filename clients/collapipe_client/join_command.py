@@ -3,7 +3,8 @@
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,15 +22,16 @@ from collapipe.certificates.identity import (
 )
 from collapipe.certificates.pki import HolderCertificate
 from collapipe.certificates.tokens import decode_token
-from collapipe.errors import InvalidInputError
+from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe.installation import own_places
 from collapipe.protocol import why_not_understood
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
-from collapipe_client.addresses import read_address
+from collapipe_client.addresses import listen_briefly, read_address
 from collapipe_client.cli_options import AsJson
 from collapipe_client.job_files import read_toml
-from collapipe_client.reporting import exit_codes, print_json, say
+from collapipe_client.reporting import complain, exit_codes, print_json, say
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
@@ -40,28 +42,29 @@ _MODULES = {
 """The service of CollaPipe that a box runs, by its role. A person runs none."""
 _COMPUTING = (Role.EDGE_SERVER, *IN_A_CLUSTER)
 
-DEFAULT_FOLDER = Path("/etc/collapipe")
-_STATE_OF_SYSTEM = Path("/var/lib/collapipe")
-"""The state of a service in the default folder. Others keep their state below their folder, which belongs to the same user."""
-_LISTEN, _METRICS_LISTEN = "0.0.0.0:7100", "0.0.0.0:9100"
+_PORT, _METRICS_PORT = 7100, 9100
+_MOST_PORTS = 100
+"""How many ports after these are tried. Other services of the same machine may have the first ones."""
 _DECIDED_ANEW = frozenset(
     {
-        *("host_id", "scheduler", "cluster_index", "listen", "metrics_listen", "advertise"),
+        *("host_id", "scheduler", "cluster_index", "advertise"),
         *("tls_ca", "tls_cert", "tls_key"),
     }
 )
 """The settings that each join with a new token decides. It keeps all others."""
-BoxOption = Annotated[
-    Path,
-    typer.Option("--folder", metavar="DIR", help="Folder for the certificate and the settings."),
-]
 
 
 def join(
     token: Annotated[
         str, typer.Argument(envvar="COLLAPIPE_JOIN_TOKEN", help="From `collapipe certs token`.")
     ],
-    folder: BoxOption = DEFAULT_FOLDER,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the certificate and the settings. Default: /etc/collapipe/ROLE for root, ~/.collapipe-box/ROLE for others.",
+        ),
+    ] = None,
     advertise: Annotated[
         str | None,
         typer.Option(
@@ -71,20 +74,30 @@ def join(
     ] = None,
     listen: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help=f"Where the service listens. Default: {_LISTEN}."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help=f"Where the service listens. Default: the first free port from {_PORT} on.",
+        ),
     ] = None,
     metrics_listen: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help=f"Where the service serves /metrics. Default: {_METRICS_LISTEN}.",
+            help=f"Where the service serves /metrics. Default: the first free port from {_METRICS_PORT} on.",
         ),
     ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help=f"State of the service. Default: {_STATE_OF_SYSTEM}, or the folder state in another --folder.",
+            help="State of the service. Default: /var/lib/collapipe/NAME for /etc/collapipe/NAME, or the folder state in another --folder.",
+        ),
+    ] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder with the data of a control unit. Jobs read files only there. Default: the folder data in the state.",
         ),
     ] = None,
     run: Annotated[
@@ -111,25 +124,35 @@ def join(
         given = {name: address for name, address in addresses.items() if address is not None}
         for name, address in given.items():
             read_address(f"--{name.replace('_', '-')}", address)
-        if state_dir is not None:
-            given["state_dir"] = str(state_dir.absolute())
+        given |= {
+            name: str(path.absolute())
+            for name, path in (("state_dir", state_dir), ("data_root", data_root))
+            if path is not None
+        }
+        if data_root is not None and identity.role not in _COMPUTING:
+            raise InvalidInputError(
+                f"--data-root: a {identity.role.value} reads no data: leave it out"
+            )
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
+        folder = folder or own_places(identity.role.value).folder
         box = BoxFolder(folder.absolute())
+        before = box.settings(identity)
         joined, observed = _already_joined(box, identity, read, host), ""
         if again:
             joined = None
         is_new = joined is None
         if joined is None:
             joined, observed = _enroll(box, identity, read, host)
-        command = _next_command(identity, read, box)
-        changed: dict[str, str] = {}
-        if identity.role in _MODULES and (is_new or not box.settings_file(identity).exists()):
-            port = given.get("listen", _LISTEN).rpartition(":")[2]
-            reachable = f"{_reachable_host(joined, observed)}:{port}"
-            settings = _settings(identity, read, box, reachable) | _kept(box, identity) | given
-            box.write_settings(identity, settings)
+        changed: dict[str, Any] = {}
+        if identity.role in _MODULES and (is_new or not before):
+            reachable = _reachable_host(joined, observed)
+            settings = _settings(identity, read, box, before, reachable, given)
+            box.change_settings(identity, settings)
         elif identity.role in _MODULES:
-            changed = _change_settings(box, identity, given)
+            changed = _changed(before, given)
+            box.change_settings(identity, changed)
+        command = _command(identity, read, box)
+        following = command if run else _of_systemd(box.folder) or command
         if as_json:
             print_json(
                 {
@@ -138,7 +161,7 @@ def join(
                     "expires": joined.expires.isoformat(),
                     "joined_now": is_new,
                     "changed": changed,
-                    "next": command,
+                    "next": following,
                 }
             )
         else:
@@ -148,14 +171,23 @@ def join(
                 words = ", ".join(f"{name} = {value}" for name, value in changed.items())
                 restart = "" if run else "; restart the service"
                 say(f"changed in {box.settings_file(identity)}: {words}{restart}")
-            say(f"next: {shlex.join(command)}")
+            if identity.role in _MODULES:
+                _say_places(box, identity)
+            if not run:
+                say(f"next: {shlex.join(following)}")
         if run:
             sys.stdout.flush()
             os.execv(command[0], command)
 
 
 def renew(
-    folder: BoxOption = DEFAULT_FOLDER,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of `collapipe join`. Default: those of all services that this user has installed.",
+        ),
+    ] = None,
     now: Annotated[
         bool, typer.Option("--now", help="Renew even if more than a third of its life is left.")
     ] = False,
@@ -163,33 +195,53 @@ def renew(
 ) -> None:
     """Renew the certificate of a machine that joined, before it expires. Run this every day."""
     with exit_codes(as_json):
-        box = BoxFolder(folder.absolute())
-        joined = box.require_joined()
-        is_due = now or joined.is_due(pki.utc_now())
-        if is_due:
-            address = box.authority_address()
-            with open_authority_channel(address, pki.pem(box.root())) as channel:
-
-                def ask(present: bytes, request: bytes) -> pki.Chain:
-                    message = RenewRequest(certificate=present, certificate_request=request)
-                    method = EnrollmentServiceStub(channel).Renew
-                    answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
-                    return pki.read_chain(answer.certificate)
-
-                joined = box.renew(ask)
-        if as_json:
-            print_json({"renewed": is_due, "expires": joined.expires.isoformat()})
-        elif is_due:
-            say(
-                f"{joined.identity}: renewed, until {joined.expires:%Y-%m-%d}; the service uses it without a restart"
+        if folder is not None:
+            _renew(BoxFolder(folder.absolute()), now, as_json)
+            return
+        boxes = own_places("").folder
+        found = sorted(document.parent for document in boxes.glob("*/joined.json"))
+        if not found:
+            raise InvalidInputError(
+                f"no service below {boxes} has joined a deployment: name another folder with --folder, or run `collapipe join TOKEN` first"
             )
-        else:
-            say(f"{joined.identity}: good until {joined.expires:%Y-%m-%d}, nothing to do")
+        failed: CollapipeError | None = None
+        for each in found:
+            try:
+                _renew(BoxFolder(each), now, as_json)
+            except CollapipeError as error:  # The other services may have another authority.
+                complain(f"{each}: {error}")
+                failed = error
+        if failed is not None:
+            raise failed
+
+
+def _renew(box: BoxFolder, now: bool, as_json: bool) -> None:
+    joined = box.require_joined()
+    is_due = now or joined.is_due(pki.utc_now())
+    if is_due:
+        address = box.authority_address()
+        with open_authority_channel(address, pki.pem(box.root())) as channel:
+
+            def ask(present: bytes, request: bytes) -> pki.Chain:
+                message = RenewRequest(certificate=present, certificate_request=request)
+                method = EnrollmentServiceStub(channel).Renew
+                answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
+                return pki.read_chain(answer.certificate)
+
+            joined = box.renew(ask)
+    if as_json:
+        print_json({"renewed": is_due, "expires": joined.expires.isoformat()})
+    elif is_due:
+        say(
+            f"{joined.identity}: renewed, until {joined.expires:%Y-%m-%d}; the service uses it without a restart"
+        )
+    else:
+        say(f"{joined.identity}: good until {joined.expires:%Y-%m-%d}, nothing to do")
 
 
 def _already_joined(
-    box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
-) -> "HolderCertificate | None":
+    box: BoxFolder, identity: Identity, token: JoinToken, host: str | None
+) -> HolderCertificate | None:
     """Returns the certificate of a box that need not use the token; `None` if it must join.
 
     Raises:
@@ -211,8 +263,8 @@ def _already_joined(
 
 
 def _enroll(
-    box: "BoxFolder", identity: Identity, token: JoinToken, host: str | None
-) -> "tuple[HolderCertificate, str]":
+    box: BoxFolder, identity: Identity, token: JoinToken, host: str | None
+) -> tuple[HolderCertificate, str]:
     """Joins, and returns the certificate and the address from which the authority was called.
 
     Raises:
@@ -242,61 +294,116 @@ def _peer(address: str) -> str:
     return f"the authority at {address}"
 
 
-def _kept(box: "BoxFolder", identity: Identity) -> dict[str, Any]:
-    """Returns the settings of an earlier join that the token and the addresses do not decide."""
-    file = box.settings_file(identity)
-    if not file.exists():
-        return {}
-    settings = read_toml(file, "delete it, and join again")
-    return {name: value for name, value in settings.items() if name not in _DECIDED_ANEW}
-
-
-def _change_settings(
-    box: "BoxFolder", identity: Identity, given: Mapping[str, str]
-) -> dict[str, str]:
-    """Changes settings in the file of a box, and returns those that are new.
+def _changed(before: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the settings of a service that are new.
 
     If `advertise` has the port of `listen`, it gets the port of a new one.
     """
-    file = box.settings_file(identity)
-    settings = read_toml(file, "delete it, and join again")
-    changed = {name: value for name, value in given.items() if settings.get(name) != value}
-    host, _, port = str(settings.get("advertise", "")).rpartition(":")
-    is_same = port and port == str(settings.get("listen", "")).rpartition(":")[2]
+    changed = {name: value for name, value in given.items() if before.get(name) != value}
+    host, _, port = str(before.get("advertise", "")).rpartition(":")
+    is_same = port and port == _port(before.get("listen"))
     if "listen" in changed and "advertise" not in given and is_same:
-        changed["advertise"] = f"{host}:{changed['listen'].rpartition(':')[2]}"
-    if changed:
-        box.write_settings(identity, settings | changed)
+        changed["advertise"] = f"{host}:{_port(changed['listen'])}"
     return changed
 
 
 def _settings(
-    identity: Identity, token: JoinToken, box: "BoxFolder", reachable: str
+    identity: Identity,
+    token: JoinToken,
+    box: BoxFolder,
+    before: Mapping[str, Any],
+    reachable: str,
+    given: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Returns the settings of a service that joins for the first time. Others reach it at `reachable`, "host:port"."""
+    """Returns the settings of a service that joins with a new token.
+
+    Args:
+        before: Those of an earlier join.
+        reachable: The host by which others reach it.
+    """
+    taken = _ports_of_others(box.folder)
     settings: dict[str, Any] = {
-        "listen": _LISTEN,
-        "metrics_listen": _METRICS_LISTEN,
-        "advertise": reachable,
-        "host_id": identity.name,
+        "listen": given.get("listen") or f"0.0.0.0:{_free_port(_PORT, taken)}",
+        "metrics_listen": f"0.0.0.0:{_free_port(_METRICS_PORT, taken)}",
+        "state_dir": str(_state_of(box.folder)),
     }
+    if identity.role in _COMPUTING:
+        # A box computes for itself. Processes that share a machine keep the default of one thread.
+        settings["threads"] = psutil.cpu_count(logical=False) or 1
+    settings |= {name: before[name] for name in before.keys() - _DECIDED_ANEW}
+    settings |= {"host_id": identity.name, **given}
     if identity.role is not Role.SCHEDULER:
         settings["scheduler"] = token.scheduler_address
     if identity.role in IN_A_CLUSTER:
         settings["cluster_index"] = identity.cluster
-    if identity.role in _MODULES:
-        folder = box.tls.parent
-        is_of_system = folder == DEFAULT_FOLDER
-        settings["state_dir"] = str(_STATE_OF_SYSTEM if is_of_system else folder / "state")
-    if identity.role in _COMPUTING:
-        # A box computes for itself. Processes that share a machine keep the default of one thread.
-        settings["threads"] = psutil.cpu_count(logical=False) or 1
+    # A router may forward another port than that of `listen`.
+    port = "listen" not in given and _port(before.get("advertise"))
+    settings.setdefault("advertise", f"{reachable}:{port or _port(settings['listen'])}")
     return settings | {
         f"tls_{name}": str(box.tls / f"{name}.pem") for name in ("ca", "cert", "key")
     }
 
 
-def _reachable_host(joined: "HolderCertificate", observed: str) -> str:
+def _port(address: object) -> str:
+    return str(address or "").rpartition(":")[2]
+
+
+def _free_port(first: int, taken: Collection[str]) -> int:
+    """Returns the first free port from `first` on, of all addresses of this machine; `first` if there is none."""
+    for port in range(first, first + _MOST_PORTS):
+        if str(port) not in taken:
+            with suppress(OSError):
+                listen_briefly("0.0.0.0", port)
+                return port
+    return first
+
+
+def _ports_of_others(folder: Path) -> set[str]:
+    """Returns the ports in the settings of the services beside a folder, which may not run now."""
+    ports = set()
+    for role in _MODULES:
+        for file in folder.parent.glob(f"*/{role.value}.toml"):
+            if file.parent != folder:
+                with suppress(InvalidInputError):
+                    settings = read_toml(file, "delete it, and join again")
+                    ports |= {_port(settings.get(name)) for name in ("listen", "metrics_listen")}
+    return ports
+
+
+def _state_of(folder: Path) -> Path:
+    """Returns where the state of a service is. Root may have installed it, or it belongs to the user of the folder."""
+    places = own_places(folder.name)
+    return places.state if places.folder == folder else folder / "state"
+
+
+def _of_systemd(folder: Path) -> list[str]:
+    """Returns the command with which systemd starts the service of a folder; empty if it has no service file."""
+    places = own_places(folder.name)
+    if places.folder != folder or not (places.units / places.service).exists():
+        return []
+    # systemd links a service file into such a folder when it is enabled.
+    if any(places.units.glob(f"*.wants/{places.service}")):
+        command = places.systemctl("restart", places.service)
+    else:
+        command = places.systemctl("enable", "--now", places.service, "collapipe-renew.timer")
+    return ["sudo", *command] if "SUDO_USER" in os.environ else command
+
+
+def _say_places(box: BoxFolder, identity: Identity) -> None:
+    """Says where the service listens, and for a control unit also where its data is to be."""
+    settings = box.settings(identity)
+    say(
+        f"settings: {box.settings_file(identity)}; it listens on {settings['listen']}, others reach it at {settings['advertise']}"
+    )
+    if identity.role is Role.CONTROL_UNIT:
+        folder = settings.get("data_root") or Path(settings["state_dir"]) / "data"
+        places = own_places(box.folder.name)
+        is_of_system = places.is_of_system and places.folder == box.folder
+        user = f", as the user {places.user}" if is_of_system else ""
+        say(f"data: jobs read files only in {folder}{user}; relative names in jobs begin there")
+
+
+def _reachable_host(joined: HolderCertificate, observed: str) -> str:
     """Returns the host by which others probably reach this machine. An IPv6 address is in brackets."""
     others = sorted(joined.hosts - {joined.identity.name})
     host = others[0] if others else joined.identity.name
@@ -305,7 +412,7 @@ def _reachable_host(joined: "HolderCertificate", observed: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _next_command(identity: Identity, token: JoinToken, box: "BoxFolder") -> list[str]:
+def _command(identity: Identity, token: JoinToken, box: BoxFolder) -> list[str]:
     """Returns the command that runs the service; for a client, `collapipe status` with the certificate; for Prometheus, the renewal."""
     if identity.role in _MODULES:
         settings = str(box.settings_file(identity))

@@ -7,6 +7,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -36,6 +37,8 @@ from collapipe.certificates.private_files import (
 from collapipe.documents import read_document, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
 
+_STRING = r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'"
+"""A string of TOML in one line."""
 _JOIN_AGAIN = "join again with a new token of `collapipe certs token`"
 
 
@@ -43,14 +46,14 @@ class BoxFolder:
     """The folder of a box, created when it joins. Files that root writes get the owner of the folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._document = folder / "joined.json"
         self.tls = folder / "tls"
         """Folder of `ca.pem`, `cert.pem` and `key.pem`."""
 
     def settings_file(self, identity: Identity) -> Path:
         """Returns the path of the service's settings."""
-        return self._folder / f"{identity.role.value}.toml"
+        return self.folder / f"{identity.role.value}.toml"
 
     def joined(self) -> HolderCertificate | None:
         """Returns the certificate of the box; `None` if it has not joined or a file is damaged."""
@@ -91,9 +94,9 @@ class BoxFolder:
             InvalidInputError: The folder cannot be written, or the certificate is for another key.
             NotPermittedError: The certificate is for another identity or of another authority.
         """
-        make_folder(self._folder)
-        with file_errors(self._folder):
-            incoming = Path(tempfile.mkdtemp(prefix=".tls-", dir=self._folder))
+        make_folder(self.folder)
+        with file_errors(self.folder):
+            incoming = Path(tempfile.mkdtemp(prefix=".tls-", dir=self.folder))
         outgoing = incoming.with_name(f"{incoming.name}-before")
         try:
             key = pki.new_key()
@@ -106,7 +109,7 @@ class BoxFolder:
                     f"the authority answered with a certificate for another key: {_JOIN_AGAIN}"
                 )
             write_file(incoming / "cert.pem", chain.pem)
-            with file_errors(self._folder):
+            with file_errors(self.folder):
                 incoming.chmod(0o755)
                 self._give_to_owner(incoming, *incoming.iterdir())
                 write_document(self._document, {"authority": authority_address})
@@ -155,36 +158,60 @@ class BoxFolder:
         """Returns the certificate of the root. Raises `InvalidInputError` if it is missing."""
         return read_required(self.tls / "ca.pem", pki.read_certificate, _JOIN_AGAIN)
 
-    def write_settings(self, identity: Identity, settings: Mapping[str, Any]) -> None:
-        """Writes the settings file of the service. A copy of the file before gets the ending `.before`.
+    def settings(self, identity: Identity) -> dict[str, Any]:
+        """Returns the settings of the service; empty without a file. Raises `InvalidInputError` if it is no TOML."""
+        return self._read_settings(identity)[1]
+
+    def change_settings(self, identity: Identity, changes: Mapping[str, Any]) -> None:
+        """Sets settings in the file of the service, which is made if there is none. All else in it stays, also comments.
 
         Raises:
-            InvalidInputError: A value is none that this function can write, such as a table, or a file cannot be written.
+            InvalidInputError: A setting is written in a way that this function cannot change, or the file cannot be used.
         """
         path = self.settings_file(identity)
-        # A JSON string is a TOML string if no surrogates are escaped.
-        lines = [
-            f"{key} = {json.dumps(value, ensure_ascii=False, default=str)}"
-            for key, value in settings.items()
-        ]
-        text = "\n".join(lines) + "\n"
-        if _parsed(text) != dict(settings):
+        text, before = self._read_settings(identity)
+        for name, value in changes.items():
+            if before.get(name) != value:
+                text = _with_setting(text, name, value)
+        if _parsed(text) != before | dict(changes):
             raise InvalidInputError(
-                f"{path} has settings that this command cannot write, such as a table: change the file by hand"
+                f"{path} has settings that this command cannot change, such as a list in several lines: set {', '.join(changes)} by hand"
             )
-        if path.exists():  # Its owner may have changed it, and may want the changes back.
-            with file_errors(path):
-                shutil.copy2(path, path.with_name(f"{path.name}.before"))
         write_file(path, text.encode())
         self._give_to_owner(path)
 
+    def _read_settings(self, identity: Identity) -> tuple[str, dict[str, Any]]:
+        path = self.settings_file(identity)
+        with file_errors(path):
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        settings = _parsed(text)
+        if settings is None:
+            raise InvalidInputError(f"{path} is not TOML: correct it, or delete it and join again")
+        return text, settings
+
     def _give_to_owner(self, *paths: Path) -> None:
         """Makes the owner of the folder, who runs the service, the owner of files that root wrote."""
-        with file_errors(self._folder):
-            owner = self._folder.stat()
+        with file_errors(self.folder):
+            owner = self.folder.stat()
             if os.geteuid() == 0:
                 for path in paths:
                     os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def _with_setting(text: str, name: str, value: Any) -> str:
+    """Returns a TOML text with a setting. A comment behind the former value stays."""
+    # A JSON string is a TOML string if no surrogates are escaped.
+    line = f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
+    former = re.compile(
+        rf"^{name}[ \t]*=[ \t]*(?:{_STRING}|[^\s#\"'\[{{]+)(?=[ \t]*(?:#|\r?$))", re.MULTILINE
+    )
+    table = re.search(r"^[ \t]*\[", text, re.MULTILINE)
+    end = table.start() if table else len(text)
+    head, tail = text[:end], text[end:]
+    changed, number = former.subn(lambda _: line, head, count=1)
+    if not number:
+        changed = head + "\n" * (head != "" and not head.endswith("\n")) + line + "\n"
+    return changed + tail
 
 
 def _parsed(text: str) -> dict[str, Any] | None:

@@ -3,6 +3,8 @@
 import datetime
 import json
 import os
+import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from collapipe.certificates import pki
 from collapipe.certificates.tokens import decode_token, encode_token
 from collapipe.device_agent.app import DeviceAgentSettings
 from collapipe.errors import InvalidInputError
+from collapipe.installation import places_of
 from collapipe.rpc import Security
 from collapipe.service_process import ServiceSettings
+from collapipe_client import join_command
 from collapipe_client.job_files import read_toml
 
 from .conftest import SCHEDULER, Served, changed, collapipe
@@ -206,7 +210,7 @@ def test_repeated_join_changes_what_was_asked_and_keeps_the_rest(
     joined(token, "--folder", tmp_path)
     assert read_toml(file, "")["state_dir"] == str(tmp_path / "state")
     with open(file, "a", encoding="utf-8") as settings:
-        settings.write('device = "cuda" # mine\nspeeds = [1.5, true]\n')
+        settings.write('# why\ndevice = "cuda" # mine\nspeeds = [1.5, true]\n')
     before = read_toml(file, "")
     assert joined(token, "--folder", tmp_path)["changed"] == {}
     said = joined(token, "--folder", tmp_path, "--listen", "0.0.0.0:7300", "--state-dir", "/srv")
@@ -216,7 +220,17 @@ def test_repeated_join_changes_what_was_asked_and_keeps_the_rest(
     assert read_toml(file, "") == before | changed
     with open(file, "a", encoding="utf-8") as settings:
         settings.write("[table]\nkey = 1\n")
-    assert "by hand" in refused("join", token, "--folder", tmp_path, "--listen", "0.0.0.0:7400")
+    joined(token, "--folder", tmp_path, "--state-dir", "/srv/other", "--listen", "0.0.0.0:7400")
+    assert '# why\ndevice = "cuda" # mine\nspeeds' in file.read_text()
+    assert read_toml(file, "")["listen"] == "0.0.0.0:7400"
+    assert read_toml(file, "")["table"] == {"key": 1}
+    file.write_text("listen = '0.0.0.0:1'  # on\n[table]\nkey = 1\n")
+    joined(token, "--folder", tmp_path, "--listen", "0.0.0.0:7400", "--state-dir", "/srv")
+    assert file.read_text() == (
+        'listen = "0.0.0.0:7400"  # on\nstate_dir = "/srv"\n[table]\nkey = 1\n'
+    )
+    file.write_text('"listen" = "0.0.0.0:7400"\n')
+    assert "by hand" in refused("join", token, "--folder", tmp_path, "--listen", "0.0.0.0:7500")
 
 
 def test_token_of_another_version_serves_no_new_box_but_one_that_has_joined(
@@ -241,15 +255,84 @@ def test_join_with_a_new_token_keeps_the_settings_of_the_owner(
     settings = read_toml(file, "")
     assert (settings["device"], settings["state_dir"]) == ("cuda", "/srv")
     assert settings["listen"] == "0.0.0.0:7300" and settings["advertise"].endswith(":7300")
-    assert file.with_name(f"{file.name}.before").exists()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home folder of a user who installs services without root."""
+    places = partial(places_of, is_root=False, home=tmp_path / "home")
+    monkeypatch.setattr(join_command, "own_places", places)
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    return tmp_path / "home"
+
+
+def test_services_of_one_machine_have_folders_states_and_ports_of_their_own(
+    served: Served, home: Path
+) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as other:  # What another program has is not taken.
+        first = other.getsockname()[1]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(join_command, "_PORT", first)
+            for holder in ("scheduler:hub", "edge-server:edge", "control-unit:cluster-0"):
+                joined(served.token(holder))
+            second = home / ".collapipe-box" / "control-unit-1"
+            joined(served.token("control-unit:cluster-1@1"), "--folder", second)
+    files = sorted((home / ".collapipe-box").glob("*/*.toml"))
+    assert [str(file.parent.name) for file in files] == [
+        *("control-unit", "control-unit-1", "edge-server", "scheduler")
+    ]
+    settings = [read_toml(file, "") for file in files]
+    for name in ("listen", "metrics_listen", "state_dir", "advertise", "host_id"):
+        assert len({each[name] for each in settings}) == 4, name
+    for file, each in zip(files, settings, strict=True):
+        assert each["advertise"].rpartition(":")[2] == each["listen"].rpartition(":")[2]
+        assert each["state_dir"] == str(file.parent / "state")
+        assert not each["listen"].endswith(f":{first}")
+    before = [file.read_text() for file in files]
+    again = served.token("control-unit:cluster-1@1")
+    joined(again, "--folder", second, "--again")
+    assert [file.read_text() for file in files] == before
+    renewed = collapipe("renew", "--now")
+    assert renewed.stdout.count("renewed, until") == 4
+
+
+def test_installed_service_is_started_by_systemd_and_not_by_hand(
+    served: Served, home: Path
+) -> None:
+    token = served.token("scheduler:hub")
+    places = places_of("scheduler", is_root=False, home=home)
+    places.units.mkdir(parents=True)
+    (places.units / places.service).touch()
+    service = "collapipe-scheduler.service"
+    assert joined(token)["next"] == [
+        *("systemctl", "--user", "enable", "--now", service, "collapipe-renew.timer")
+    ]
+    (places.units / "default.target.wants").mkdir()
+    (places.units / "default.target.wants" / service).touch()
+    assert joined(token)["next"] == ["systemctl", "--user", "restart", service]
+
+
+def test_control_unit_is_told_where_its_data_is(served: Served, home: Path) -> None:
+    token = served.token("control-unit:c")
+    joined(token)
+    folder = home / ".collapipe-box" / "control-unit"
+    assert f"only in {folder}/state/data" in collapipe("join", token).stdout
+    assert joined(token, "--data-root", "/srv/texts")["changed"] == {"data_root": "/srv/texts"}
+    assert read_toml(folder / "control-unit.toml", "")["data_root"] == "/srv/texts"
+    assert "only in /srv/texts" in collapipe("join", token).stdout
+    assert "--data-root" in refused("join", served.token("scheduler:s"), "--data-root", "/srv")
+
+
+def test_renewal_of_a_machine_without_services_names_the_remedy(home: Path) -> None:
+    assert "collapipe join TOKEN" in refused("renew")
 
 
 def test_forwarded_port_stays_when_the_listen_port_changes(served: Served, tmp_path: Path) -> None:
     joined(served.token(), "--folder", tmp_path)
     file = tmp_path / "device-agent.toml"
-    changed = file.read_text().replace(':7100"\nhost_id', ':17100"\nhost_id')
-    file.write_text(changed)
+    host = read_toml(file, "")["advertise"].rpartition(":")[0]
     token = served.token()
+    joined(token, "--folder", tmp_path, "--advertise", f"{host}:17100")
     assert joined(token, "--folder", tmp_path, "--listen", "0.0.0.0:7300")["changed"] == {
         "listen": "0.0.0.0:7300"
     }
@@ -353,7 +436,6 @@ def test_join_replaces_an_expired_certificate(
     monkeypatch.setattr("collapipe.certificates.pki.utc_now", lambda: tomorrow)
     assert joined(served.token(), "--folder", tmp_path)["joined_now"]
     assert (tmp_path / "tls" / "key.pem").read_bytes() != before
-    assert (tmp_path / "device-agent.toml.before").exists()
     assert not list(tmp_path.glob(".tls-*"))
 
 
