@@ -66,9 +66,10 @@ def test_limits_that_are_constants_are_in_the_order_that_they_need() -> None:
 
 
 def test_service_managers_wait_longer_than_a_service_drains() -> None:
-    unit = (_DEPLOY / "systemd" / "collapipe@.service").read_text()
-    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
-    assert float(seconds) > server._DRAIN_SECONDS
+    for kind in ("system", "user"):
+        unit = (_DEPLOY / "systemd" / kind / "collapipe.service").read_text()
+        (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+        assert float(seconds) > server._DRAIN_SECONDS
     compose = (_DEPLOY / "compose" / "compose.yaml").read_text()
     timeouts = [float(s) for s in re.findall(r"\btimeout: (\d+)s", compose)]
     assert timeouts and all(seconds >= health_check._DEADLINE_SECONDS for seconds in timeouts)

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Installs one role of CollaPipe on this machine, or removes it.
+
+    sudo python3 deploy/install.py ROLE     for the whole system
+    python3 deploy/install.py ROLE          for this user, without root
+
+It makes a virtual environment with the locked packages of the role, and a service file where systemd runs. Repeat it to update.
+Afterwards, `collapipe join` gives the service its certificate and its settings. It needs only Python and its module venv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import pwd
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT / "services"))
+
+from collapipe.installation import LOCKS, WITHOUT_TORCH, Places, own_places  # noqa: E402
+
+_SOURCES = ("LICENSE", "README.md", "pyproject.toml", "clients", "services")
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,20}")  # A name of a user on Linux has 31 characters at most.
+_SYSTEMD = Path("/run/systemd/system")
+_NO_LOGIN = "/usr/sbin/nologin"
+
+
+class InstallError(Exception):
+    """The role cannot be installed or removed. The message says what to do."""
+
+
+def pip_commands(role: str, machine: str, source: Path) -> list[list[str]]:
+    """Returns the arguments of each `pip install`, in their order.
+
+    Args:
+        machine: As `platform.machine` names it.
+        source: A copy of the files from which the project is built.
+    """
+    locks = CHECKOUT / "requirements"
+    locked = ["--no-deps", "--no-build-isolation", "--use-pep517", "--require-hashes"]
+    packages = ["-r", f"{locks / LOCKS[role]}.txt"]
+    if role != "client":  # Every service needs it to join.
+        packages += ["-r", str(locks / "client.txt")]
+    commands = [[*locked, "-r", str(locks / "build.txt")]]
+    if role not in WITHOUT_TORCH and machine == "aarch64":
+        packages += ["-r", str(locks / "torch-arm64.txt")]
+    elif role not in WITHOUT_TORCH:
+        commands.append([torch_of_makefile()])
+    # torch needs packages of the locks, and would bring other versions of them.
+    commands.insert(1, [*locked, *packages])
+    return [*commands, ["--no-deps", "--no-build-isolation", "--force-reinstall", str(source)]]
+
+
+def torch_of_makefile() -> str:
+    """Returns the requirement for the torch of machines without a locked one."""
+    found = re.search(r"^TORCH := (\S+)$", (CHECKOUT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def unit_files(role: str, places: Places) -> dict[str, str]:
+    """Returns the texts of the service files by their names."""
+    folder = CHECKOUT / "deploy" / "systemd"
+    kind = folder / ("system" if places.is_of_system else "user")
+    values = {
+        "name": places.name,
+        "role": role,
+        "module": role.replace("-", "_"),
+        "user": places.user,
+        # systemd replaces what follows a percent sign.
+        **{
+            key: str(getattr(places, key)).replace("%", "%%")
+            for key in ("programs", "folder", "state")
+        },
+    }
+
+    def filled(path: Path) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], path.read_text("utf-8"))
+
+    return {
+        places.service: filled(kind / "collapipe.service"),
+        "collapipe-renew.service": filled(kind / "collapipe-renew.service"),
+        "collapipe-renew.timer": filled(folder / "collapipe-renew.timer"),
+    }
+
+
+def install(role: str, places: Places, *, has_systemd: bool) -> None:
+    """Installs a role, or updates it."""
+    if find_spec("ensurepip") is None:
+        raise InstallError(
+            "this Python has no complete module venv: run `sudo apt install python3-venv`, or install it as your system does"
+        )
+    os.umask(0o022)  # The user of the service reads what root installs.
+    python = places.programs / "bin" / "python"
+    if not python.exists():
+        _run(sys.executable, "-m", "venv", str(places.programs))
+    with tempfile.TemporaryDirectory() as copy:
+        # A build writes into its folder, and the checkout may belong to another user.
+        source = Path(copy)
+        for name in _SOURCES:
+            path = CHECKOUT / name
+            if path.is_dir():
+                shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("*.egg-info"))
+            else:
+                shutil.copy(path, source)
+        for arguments in pip_commands(role, platform.machine(), source):
+            pip = ["pip", "--disable-pip-version-check", "install", "--quiet", "--no-cache-dir"]
+            _run(str(python), "-m", *pip, *arguments)
+    _link(places)
+    print(f"installed: {role} in {places.programs}")
+    if role != "client" and has_systemd:
+        _add_user(places)
+        places.units.mkdir(parents=True, exist_ok=True)
+        for name, text in unit_files(role, places).items():
+            (places.units / name).write_text(text, "utf-8")
+        _run(*places.systemctl("daemon-reload"))
+        print(f"service file: {places.units / places.service}")
+    command = "collapipe" if _is_on_path(places) else str(places.programs / "bin" / "collapipe")
+    options = "" if places.name == role else f" --folder {shlex.quote(str(places.folder))}"
+    if role == "control-unit":
+        options += " --data-root DIR"
+    if role != "client" and not has_systemd:
+        options += " --run"
+    sudo = "sudo " if "SUDO_USER" in os.environ else ""
+    print(f"next: {sudo}{command} join TOKEN{options}")
+
+
+def remove(places: Places, *, has_systemd: bool) -> None:
+    """Removes a service, and the programs with the last one. Its state stays."""
+    unit = places.units / places.service
+    if not unit.exists() and not places.folder.exists() and not places.programs.exists():
+        raise InstallError(
+            f"nothing of {places.name} is installed for {_who(places)}: check --name"
+        )
+    if unit.exists():
+        if has_systemd:
+            _run(*places.systemctl("disable", "--now", places.service))
+        unit.unlink()
+    for path in (places.folder / "tls", places.folder / "joined.json"):
+        _delete(path)
+    for path in places.folder.glob("*.toml*"):
+        path.unlink()
+    if places.folder.exists() and not any(places.folder.iterdir()):
+        places.folder.rmdir()
+    others = [
+        path
+        for path in places.units.glob("collapipe-*.service")
+        if path.name != "collapipe-renew.service"
+    ]
+    if not others:
+        for name in ("collapipe-renew.timer", "collapipe-renew.service"):
+            if (places.units / name).exists():
+                if has_systemd and name.endswith("timer"):
+                    _run(*places.systemctl("disable", "--now", name))
+                (places.units / name).unlink()
+    if not any(places.folder.parent.glob("*/joined.json")) and not others:
+        if _is_ours(places):
+            places.command.unlink()
+        _delete(places.programs)
+    if has_systemd:
+        _run(*places.systemctl("daemon-reload"))
+    print(f"removed: {places.name}")
+    if places.state.exists():
+        user = f" && userdel {places.user}" if places.is_of_system and _has_user(places) else ""
+        print(f"left, with what the service has kept: rm -r {shlex.quote(str(places.state))}{user}")
+    elif places.is_of_system and _has_user(places):
+        _run("userdel", places.user)
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"exit status {error.returncode}"
+        raise InstallError(
+            f"`{shlex.join(command)}` failed ({reason}): see what it printed, and repeat this command afterwards"
+        ) from None
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _who(places: Places) -> str:
+    return "the system" if places.is_of_system else f"the user {pwd.getpwuid(os.geteuid()).pw_name}"
+
+
+def _has_user(places: Places) -> bool:
+    return any(entry.pw_name == places.user for entry in pwd.getpwall())
+
+
+def _add_user(places: Places) -> None:
+    if places.is_of_system and not _has_user(places):
+        home = ["--home-dir", str(places.state), "--no-create-home", "--shell", _NO_LOGIN]
+        _run("useradd", "--system", "--user-group", *home, places.user)
+
+
+def _link(places: Places) -> None:
+    """Makes `collapipe` a command of the shell, unless another program has this name."""
+    target = places.programs / "bin" / "collapipe"
+    if not os.path.lexists(places.command):
+        places.command.parent.mkdir(parents=True, exist_ok=True)
+        places.command.symlink_to(target)
+
+
+def _is_ours(places: Places) -> bool:
+    link = places.command
+    return link.is_symlink() and os.readlink(link) == str(places.programs / "bin" / "collapipe")
+
+
+def _is_on_path(places: Places) -> bool:
+    return _is_ours(places) and shutil.which("collapipe") == str(places.command)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command, and returns its exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("role", choices=sorted(LOCKS), help="what this machine is to do")
+    parser.add_argument(
+        "--name",
+        help="name of the service here, for a second one of the same role (default: the role)",
+    )
+    parser.add_argument("--remove", action="store_true", help="remove the service; its state stays")
+    given = parser.parse_args(arguments)
+    places = own_places(given.name or given.role)
+    try:
+        if not _NAME.fullmatch(places.name) or places.name in ("programs", "renew"):
+            raise InstallError(
+                f"--name {places.name} cannot be the name of a service: use up to 21 small letters, digits and hyphens, beginning with a letter"
+            )
+        if given.remove:
+            remove(places, has_systemd=_SYSTEMD.exists())
+        else:
+            install(given.role, places, has_systemd=_SYSTEMD.exists())
+    except InstallError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"error: {error.filename} cannot be used for {_who(places)} ({error.strerror or error}): give this user access, or run this "
+            "with sudo for the whole system",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
