@@ -40,7 +40,7 @@ def doctor(
 ) -> None:
     """Examine this machine and say what to do.
 
-    On a machine that runs a service, run `collapipe doctor --config /etc/collapipe/device-agent.toml` as
+    On a machine that runs a service, run `collapipe doctor --config /etc/collapipe/device-agent/device-agent.toml` as
     the user of the service or as root.
     """
     with exit_codes(as_json):
