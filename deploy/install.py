@@ -23,6 +23,12 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+if sys.version_info < (3, 10) or sys.maxsize < 2**32:  # noqa: UP036  # This program may meet an older Python.
+    sys.exit(
+        f"error: this is Python {platform.python_version()} with {sys.maxsize.bit_length() + 1} bits: CollaPipe needs Python 3.10 or "
+        "later with 64 bits, so start this program with another one, such as python3.11"
+    )
+
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "services"))
 
@@ -30,7 +36,6 @@ from collapipe.installation import LOCKS, WITHOUT_TORCH, Places, own_places  # n
 
 _SOURCES = ("LICENSE", "README.md", "pyproject.toml", "clients", "services")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,20}")  # A name of a user on Linux has 31 characters at most.
-_SYSTEMD = Path("/run/systemd/system")
 _NO_LOGIN = "/usr/sbin/nologin"
 
 
@@ -127,7 +132,7 @@ def install(role: str, places: Places, *, has_systemd: bool) -> None:
     command = "collapipe" if _is_on_path(places) else str(places.programs / "bin" / "collapipe")
     options = "" if places.name == role else f" --folder {shlex.quote(str(places.folder))}"
     if role == "control-unit":
-        options += " --data-root DIR"
+        options += " --data-root FOLDER"
     if role != "client" and not has_systemd:
         options += " --run"
     sudo = "sudo " if "SUDO_USER" in os.environ else ""
@@ -149,8 +154,6 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         _delete(path)
     for path in places.folder.glob("*.toml*"):
         path.unlink()
-    if places.folder.exists() and not any(places.folder.iterdir()):
-        places.folder.rmdir()
     others = [
         path
         for path in places.units.glob("collapipe-*.service")
@@ -166,6 +169,9 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         if _is_ours(places):
             places.command.unlink()
         _delete(places.programs)
+    for folder in (places.folder, places.folder.parent):
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
     if has_systemd:
         _run(*places.systemctl("daemon-reload"))
     print(f"removed: {places.name}")
@@ -174,6 +180,13 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         print(f"left, with what the service has kept: rm -r {shlex.quote(str(places.state))}{user}")
     elif places.is_of_system and _has_user(places):
         _run("userdel", places.user)
+
+
+def _has_systemd(places: Places) -> bool:
+    """Returns whether the systemd runs that would run the service. A user has one in a session of a login."""
+    if places.is_of_system:
+        return Path("/run/systemd/system").exists()
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent", "systemd").exists()
 
 
 def _run(*command: str) -> None:
@@ -242,10 +255,14 @@ def main(arguments: list[str] | None = None) -> int:
             raise InstallError(
                 f"--name {places.name} cannot be the name of a service: use up to 21 small letters, digits and hyphens, beginning with a letter"
             )
+        if not places.folder.is_absolute():
+            raise InstallError(
+                "this user has no home folder: set HOME, or run this with sudo for the whole system"
+            )
         if given.remove:
-            remove(places, has_systemd=_SYSTEMD.exists())
+            remove(places, has_systemd=_has_systemd(places))
         else:
-            install(given.role, places, has_systemd=_SYSTEMD.exists())
+            install(given.role, places, has_systemd=_has_systemd(places))
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

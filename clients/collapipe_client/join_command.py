@@ -134,7 +134,10 @@ def join(
                 f"--data-root: a {identity.role.value} reads no data: leave it out"
             )
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
-        folder = folder or own_places(identity.role.value).folder
+        if folder is None:
+            folder = own_places(identity.role.value).folder
+            if not folder.is_absolute():
+                raise InvalidInputError("this user has no home folder: name one with --folder DIR")
         box = BoxFolder(folder.absolute())
         before = box.settings(identity)
         joined, observed = _already_joined(box, identity, read, host), ""

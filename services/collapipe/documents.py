@@ -147,9 +147,11 @@ def hold_directory(directory: Path | None, wait_seconds: float = 10.0) -> ExitSt
 
 def no_permission(path: object, error: OSError) -> str:
     """Says which user may not use a file or folder, and what to do."""
+    is_home = str(path).startswith(("/home/", "/root/"))
+    hidden = "; systemd hides home folders from services of the system" if is_home else ""
     return (
-        f"{path} cannot be used by the user {user_name()} ({error.strerror or error}): give that user access with chown or chmod, or "
-        "choose another folder. systemd hides /home and /root from services of the system"
+        f"{path} cannot be used by the user {user_name()} ({error.strerror or error}{hidden}): give that user access with chown or "
+        "chmod, or choose another folder"
     )
 
 

@@ -81,8 +81,8 @@ def places_of(name: str, *, is_root: bool, home: Path) -> Places:
 
 
 def own_places(name: str) -> Places:
-    """Returns the places of a service of the user of this process."""
-    return places_of(name, is_root=os.geteuid() == 0, home=Path.home())
+    """Returns the places of a service of the user of this process. Without a home folder, they are not absolute."""
+    return places_of(name, is_root=os.geteuid() == 0, home=Path(os.path.expanduser("~")))
 
 
 @contextmanager

@@ -111,8 +111,8 @@ class StageHostSettings(ServiceSettings):
     )
     data_root: Path | None = Field(
         default=None,
-        description="Jobs may read files on this host only in this folder and in --model-dir. The default is the folder data in "
-        "--state-dir. With --insecure, or without --state-dir, jobs may read any file.",
+        description="Jobs may read files on this host only in this folder and in --model-dir, and relative names of data files begin in "
+        "this folder. The default is the folder data in --state-dir. With --insecure, or without --state-dir, jobs may read any file.",
     )
     model_dir: Path | None = Field(
         default=None,

@@ -457,7 +457,7 @@ def test_certificates_can_be_files_of_the_nodes(on_nodes: list[Document]) -> Non
         volumes = {volume["name"]: volume for volume in pod.spec["volumes"]}
         assert volumes["tls"] == {
             "name": "tls",
-            "hostPath": {"path": "/etc/collapipe/tls", "type": "Directory"},
+            "hostPath": {"path": "/etc/collapipe/device-agent/tls", "type": "Directory"},
         }
         assert pod.mounted_keys("tls") == {"/etc/collapipe/tls": ""}
         assert "tmp" in volumes
