@@ -23,7 +23,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
-if sys.version_info < (3, 10) or sys.maxsize < 2**32:  # noqa: UP036  # This program may meet an older Python.
+if sys.version_info < (3, 10) or sys.maxsize < 2**32:  # This program may meet an older Python.
     sys.exit(
         f"error: this is Python {platform.python_version()} with {sys.maxsize.bit_length() + 1} bits: CollaPipe needs Python 3.10 or "
         "later with 64 bits, so start this program with another one, such as python3.11"
