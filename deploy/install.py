@@ -185,8 +185,9 @@ def remove(places: Places, *, has_systemd: bool) -> None:
 def _has_systemd(places: Places) -> bool:
     """Returns whether the systemd runs that would run the service. A user has one in a session of a login."""
     if places.is_of_system:
-        return Path("/run/systemd/system").exists()
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent", "systemd").exists()
+        return os.path.exists("/run/systemd/system")
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return session != "" and os.path.exists(os.path.join(session, "systemd"))
 
 
 def _run(*command: str) -> None:

@@ -137,3 +137,15 @@ def test_documents_name_only_roles_that_exist() -> None:
     ]
     assert {role for _, role in named} >= {"device-agent", "client"}
     assert [each for each in named if each[1] not in {*LOCKS, "ROLE"}] == []
+
+
+def test_user_without_a_session_of_systemd_gets_no_service_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = places_of("scheduler", is_root=False, home=tmp_path)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    assert not installer()._has_systemd(places)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert not installer()._has_systemd(places)
+    (tmp_path / "systemd").mkdir()
+    assert installer()._has_systemd(places)
