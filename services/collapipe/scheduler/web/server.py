@@ -89,7 +89,9 @@ class WebServer:
         host, self._socket = _bind(listen)
         address, port = self._socket.getsockname()[:2]
         if ipaddress.ip_address(address).is_unspecified:
-            host = advertised or next(iter(names_in_certificate(security)), "127.0.0.1")
+            # A bare name, such as that of the holder, is mostly known to no browser.
+            names = (name for name in names_in_certificate(security) if "." in name or ":" in name)
+            host = advertised or next(names, "127.0.0.1")
         name = f"[{host}]" if ":" in host else host
         authority = f"{name}:{port}"
         self._context: ssl.SSLContext | None = None
