@@ -29,6 +29,7 @@ if sys.version_info < (3, 10) or sys.maxsize < 2**32:  # This program may meet a
         "later with 64 bits, so start this program with another one, such as python3.11"
     )
 
+sys.dont_write_bytecode = True  # With sudo, files of root would stay in the checkout of a user.
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "services"))
 
@@ -106,8 +107,15 @@ def install(role: str, places: Places, *, has_systemd: bool) -> None:
         )
     os.umask(0o022)  # The user of the service reads what root installs.
     python = places.programs / "bin" / "python"
-    if not python.exists():
-        _run(sys.executable, "-m", "venv", str(places.programs))
+    # -I keeps out modules of the current folder, which may belong to another user.
+    is_whole = (
+        python.exists()
+        and not subprocess.run(
+            [python, "-I", "-m", "pip", "--version"], check=False, capture_output=True
+        ).returncode
+    )
+    if not is_whole:  # It is new, a run was interrupted, or the system has another Python now.
+        _run(sys.executable, "-I", "-m", "venv", "--clear", str(places.programs))
     with tempfile.TemporaryDirectory() as copy:
         # A build writes into its folder, and the checkout may belong to another user.
         source = Path(copy)
@@ -119,7 +127,7 @@ def install(role: str, places: Places, *, has_systemd: bool) -> None:
                 shutil.copy(path, source)
         for arguments in pip_commands(role, platform.machine(), source):
             pip = ["pip", "--disable-pip-version-check", "install", "--quiet", "--no-cache-dir"]
-            _run(str(python), "-m", *pip, *arguments)
+            _run(str(python), "-I", "-m", *pip, *arguments)
     _link(places)
     print(f"installed: {role} in {places.programs}")
     if role != "client" and has_systemd:
@@ -142,7 +150,8 @@ def install(role: str, places: Places, *, has_systemd: bool) -> None:
 def remove(places: Places, *, has_systemd: bool) -> None:
     """Removes a service, and the programs with the last one. Its state stays."""
     unit = places.units / places.service
-    if not unit.exists() and not places.folder.exists() and not places.programs.exists():
+    is_service = unit.exists() or places.folder.exists()
+    if not is_service and not (places.name == "client" and places.programs.exists()):
         raise InstallError(
             f"nothing of {places.name} is installed for {_who(places)}: check --name"
         )
@@ -179,7 +188,7 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         user = f" && userdel {places.user}" if places.is_of_system and _has_user(places) else ""
         print(f"left, with what the service has kept: rm -r {shlex.quote(str(places.state))}{user}")
     elif places.is_of_system and _has_user(places):
-        _run("userdel", places.user)
+        _run(_program("userdel"), places.user)
 
 
 def _has_systemd(places: Places) -> bool:
@@ -218,7 +227,12 @@ def _has_user(places: Places) -> bool:
 def _add_user(places: Places) -> None:
     if places.is_of_system and not _has_user(places):
         home = ["--home-dir", str(places.state), "--no-create-home", "--shell", _NO_LOGIN]
-        _run("useradd", "--system", "--user-group", *home, places.user)
+        _run(_program("useradd"), "--system", "--user-group", *home, places.user)
+
+
+def _program(name: str) -> str:
+    """Returns the path of a program for administrators, which `su` does not search for."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") or name
 
 
 def _link(places: Places) -> None:

@@ -24,12 +24,17 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
     """Replaces a document. On return, the new one survives a crash of the process or of the machine."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    with name_full_disk(temporary), open(temporary, "w", encoding="utf-8") as file:
+    with name_full_disk(temporary), open(temporary, "w", encoding="utf-8", opener=_open) as file:
         file.write(json.dumps(document, indent=2, sort_keys=True) + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
     sync_directory(path.parent)
+
+
+def _open(path: str, flags: int) -> int:
+    """Opens a file, but follows no link, which the owner of the folder could have made while this process is root."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def decode_json(text: str | bytes, **options: Any) -> Any:

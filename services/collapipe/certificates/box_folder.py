@@ -195,7 +195,8 @@ class BoxFolder:
             owner = self.folder.stat()
             if os.geteuid() == 0:
                 for path in paths:
-                    os.chown(path, owner.st_uid, owner.st_gid)
+                    # A link may lead to a file of somebody else.
+                    os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def _with_setting(text: str, name: str, value: Any) -> str:
