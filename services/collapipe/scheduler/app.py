@@ -23,6 +23,7 @@ from collapipe.scheduler.telemetry_window import Telemetry, known_hosts
 from collapipe.scheduler.web.access import LINK_FILE
 from collapipe.scheduler.web.records import Records
 from collapipe.scheduler.web.server import WebServer
+from collapipe.scheduler.web.snapshot import Snapshots
 from collapipe.service_process import Running, ServiceSettings
 from collapipe.telemetry import metrics
 from collapipe.telemetry.known_hosts import KnownHosts
@@ -138,19 +139,7 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
 
     server = serve(settings.listen, settings.security, add_services, links=links)
 
-    page = None
-    (settings.state_dir / LINK_FILE).unlink(missing_ok=True)
-    if settings.web:
-        records = Records(registry, jobs, channels)
-        page = WebServer(
-            settings.web,
-            settings.state_dir,
-            settings.security,
-            servicer.snapshots,
-            records,
-            settings.advertise.rpartition(":")[0].strip("[]"),
-        )
-        logger.info("the page for the browser is at %s", page.url)
+    page = _serve_page(settings, servicer.snapshots, Records(registry, jobs, channels))
 
     def drain() -> None:
         if page is not None:
@@ -164,6 +153,21 @@ def start(settings: SchedulerSettings, metrics_address: str) -> Running:
         jobs.close()
 
     return Running(server.address, drain)
+
+
+def _serve_page(
+    settings: SchedulerSettings, snapshots: Snapshots, records: Records
+) -> WebServer | None:
+    """Serves the page for the browser, if the settings ask for it. A link of an earlier process is deleted."""
+    (settings.state_dir / LINK_FILE).unlink(missing_ok=True)
+    if not settings.web:
+        return None
+    advertised = settings.advertise.rpartition(":")[0].strip("[]")
+    page = WebServer(
+        settings.web, settings.state_dir, settings.security, snapshots, records, advertised
+    )
+    logger.info("the page for the browser is at %s", page.url)
+    return page
 
 
 def _revoked_keys(settings: SchedulerSettings) -> RevokedKeysFile | None:
