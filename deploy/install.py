@@ -5,7 +5,8 @@
     python3 deploy/install.py ROLE          for this user, without root
 
 It makes a virtual environment with the locked packages of the role, and a service file where systemd runs. Repeat it to update.
-Afterwards, `collapipe join` gives the service its certificate and its settings. It needs only Python and its module venv.
+With --join TOKEN, it then runs `collapipe join`, which gives the service its certificate and its settings, and starts it.
+It needs only Python and its module venv.
 """
 
 from __future__ import annotations
@@ -99,8 +100,14 @@ def unit_files(role: str, places: Places) -> dict[str, str]:
     }
 
 
-def install(role: str, places: Places, *, has_systemd: bool) -> None:
-    """Installs a role, or updates it."""
+def install(
+    role: str, places: Places, joining: list[str] | None = None, *, has_systemd: bool
+) -> None:
+    """Installs a role, or updates it.
+
+    Args:
+        joining: The token, and options for `collapipe join`, which takes the place of this process; `None` to only install.
+    """
     if find_spec("ensurepip") is None:
         raise InstallError(
             "this Python has no complete module venv: run `sudo apt install python3-venv`, or install it as your system does"
@@ -137,14 +144,19 @@ def install(role: str, places: Places, *, has_systemd: bool) -> None:
             (places.units / name).write_text(text, "utf-8")
         _run(*places.systemctl("daemon-reload"))
         print(f"service file: {places.units / places.service}")
+    options = [] if places.name == role else ["--folder", str(places.folder)]
+    if role != "client":
+        options.append("--start")
+    if joining is not None:
+        options += [] if role == "client" else ["--role", role]
+        command = [str(places.programs / "bin" / "collapipe"), "join", *joining, *options]
+        sys.stdout.flush()
+        os.execv(command[0], command)
     command = "collapipe" if _is_on_path(places) else str(places.programs / "bin" / "collapipe")
-    options = "" if places.name == role else f" --folder {shlex.quote(str(places.folder))}"
     if role == "control-unit":
-        options += " --data-root FOLDER"
-    if role != "client" and not has_systemd:
-        options += " --run"
+        options += ["--data-root", "FOLDER"]
     sudo = "sudo " if "SUDO_USER" in os.environ else ""
-    print(f"next: {sudo}{command} join TOKEN{options}")
+    print(f"next: {sudo}{shlex.join([command, 'join', 'TOKEN', *options])}")
 
 
 def remove(places: Places, *, has_systemd: bool) -> None:
@@ -263,6 +275,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="name of the service here, for a second one of the same role (default: the role)",
     )
     parser.add_argument("--remove", action="store_true", help="remove the service; its state stays")
+    parser.add_argument(
+        "--join",
+        nargs=argparse.REMAINDER,
+        metavar="TOKEN",
+        help="join with a token and start; all that follows is for `collapipe join`",
+    )
     given = parser.parse_args(arguments)
     places = own_places(given.name or given.role)
     try:
@@ -270,6 +288,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise InstallError(
                 f"--name {places.name} cannot be the name of a service: use up to 21 small letters, digits and hyphens, beginning with a letter"
             )
+        if given.join == []:
+            raise InstallError("--join: no token follows: give that of `collapipe certs token`")
         if not places.folder.is_absolute():
             raise InstallError(
                 "this user has no home folder: set HOME, or run this with sudo for the whole system"
@@ -277,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.remove:
             remove(places, has_systemd=_has_systemd(places))
         else:
-            install(given.role, places, has_systemd=_has_systemd(places))
+            install(given.role, places, given.join, has_systemd=_has_systemd(places))
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

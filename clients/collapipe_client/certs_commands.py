@@ -1,8 +1,13 @@
 """The commands `collapipe certs`: the authority of a deployment, its certificates and its join tokens."""
 
 import datetime
+import ipaddress
+import os
 import re
 import shlex
+import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +15,12 @@ import typer
 
 from collapipe.certificates import Identity, Role, pki, tokens
 from collapipe.certificates.authority_folder import AuthorityFolder
-from collapipe.certificates.identity import IN_A_CLUSTER, OF_OPERATORS
+from collapipe.certificates.identity import (
+    IN_A_CLUSTER,
+    OF_OPERATORS,
+    OF_THIS_MACHINE,
+    is_host_name,
+)
 from collapipe.errors import InvalidInputError
 from collapipe.protocol import OURS
 from collapipe.v1.enrollment_pb2 import JoinToken
@@ -35,6 +45,7 @@ Addresses = Annotated[
         help="DNS name or IP address of the host, besides NAME. May be repeated.",
     ),
 ]
+Init = Annotated[bool, typer.Option("--init", help="Make the authority first, if there is none.")]
 Days = Annotated[int, typer.Option(min=1, max=3650, help="Lifetime of the certificates.")]
 _HOLDER = "ROLE:NAME[@CLUSTER]"
 _ROLES_HELP = (
@@ -110,9 +121,7 @@ def issue(
         ),
     ] = None,
     days: Days = 365,
-    init: Annotated[
-        bool, typer.Option("--init", help="Make the authority first, if there is none.")
-    ] = False,
+    init: Init = False,
     as_json: AsJson = False,
 ) -> None:
     """Make certificates: NAME/ca.pem, cert.pem and key.pem.
@@ -122,10 +131,7 @@ def issue(
     """
     with exit_codes(as_json):
         identities = [Identity.parse(holder) for holder in holders]
-        if init and not AuthorityFolder.exists(folder):
-            AuthorityFolder.create(folder)
-            complain(_advice_for_root(AuthorityFolder.root_in(folder)))
-        authority = AuthorityFolder(folder)
+        authority = _open(folder, init)
         lifetime = datetime.timedelta(days=days)
         done = []
         for identity in identities:
@@ -192,18 +198,33 @@ def revoke(
         )
 
 
+@certs_app.command("serve")
+def serve(
+    folder: Folder,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where boxes reach the authority.")
+    ] = "0.0.0.0:7101",
+    init: Init = False,
+) -> None:
+    """Run the authority, which boxes call when they join or renew their certificate. Ctrl-C ends it."""
+    with exit_codes(False):
+        read_address("--listen", listen)
+        _open(folder, init)  # It says in one line if it cannot be used.
+        module = ["-m", "collapipe.authority", "--dir", str(folder), "--listen", listen]
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *module])
+
+
 @certs_app.command("token")
 def token(
     folder: Folder,
-    holder: Annotated[str, typer.Argument(metavar=_HOLDER, help=_ROLES_HELP)],
+    holders: Annotated[list[str], typer.Argument(metavar=f"{_HOLDER}...", help=_ROLES_HELP)],
     scheduler: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the box reaches the scheduler.")
     ],
     authority: Annotated[
         str,
-        typer.Option(
-            metavar="HOST:PORT", help="Where the box reaches `python -m collapipe.authority`."
-        ),
+        typer.Option(metavar="HOST:PORT", help="Where the box reaches `collapipe certs serve`."),
     ],
     address: Addresses = None,
     valid: Annotated[
@@ -213,44 +234,69 @@ def token(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a join token. Whoever has it can join once as NAME, with `collapipe join TOKEN`.
+    """Make a join token for each holder. Whoever has it can join once as NAME, with `collapipe join TOKEN`.
 
-    Hand it over as you would a password. After its use it is worthless. If the name is in use, the command asks whether the same box
+    Hand it over as you would a password. After its use it is worthless. If a name is in use, the command asks whether the same box
     joins again.
     """
     with exit_codes(as_json):
-        identity = Identity.parse(holder)
+        identities = [Identity.parse(holder) for holder in holders]
         for option, value in (("--scheduler", scheduler), ("--authority", authority)):
-            read_address(option, value)
+            _check_reaches_others(option, value)
+        if address and len(identities) > 1:
+            raise InvalidInputError(
+                f"--address {address[0]}: is an address of one host, but {len(identities)} tokens are made: make the token of that host alone"
+            )
         duration = read_duration("--valid", valid)
         opened = AuthorityFolder(folder)
         for used in opened.certificates():
-            if used.identity.is_same_holder(identity) and identity.role in _HOSTS and not yes:
-                typer.confirm(
-                    f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the scheduler "
-                    "refuses it while this one runs. Does the same box join again?",
-                    abort=True,
-                    err=True,
+            for identity in identities:
+                if used.identity.is_same_holder(identity) and identity.role in _HOSTS and not yes:
+                    typer.confirm(
+                        f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the "
+                        "scheduler refuses it while this one runs. Does the same box join again?",
+                        abort=True,
+                        err=True,
+                    )
+        made = []
+        for identity in identities:
+            hosts = list(address or [])
+            at = read_address("--scheduler", scheduler)[0]
+            if identity.role is Role.SCHEDULER and at not in OF_THIS_MACHINE:
+                hosts.append(at)
+            text = tokens.encode_token(
+                JoinToken(
+                    secret=opened.make_token(
+                        identity, hosts, duration, datetime.timedelta(days=days)
+                    ),
+                    authority_certificate=pki.der(opened.root),
+                    authority_address=authority,
+                    scheduler_address=scheduler,
+                    identity=identity.uri,
+                    protocol=OURS,
                 )
-        lifetime = datetime.timedelta(days=days)
-        text = tokens.encode_token(
-            JoinToken(
-                secret=opened.make_token(identity, address or [], duration, lifetime),
-                authority_certificate=pki.der(opened.root),
-                authority_address=authority,
-                scheduler_address=scheduler,
-                identity=identity.uri,
-                protocol=OURS,
             )
-        )
+            made.append({"token": text, "role": identity.role.value, "name": identity.name})
+            if not as_json:
+                # This goes to stderr, so that the output of the command is only tokens.
+                complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
+                print(text, flush=True)
         if as_json:
-            print_json({"token": text, "role": identity.role.value, "name": identity.name})
-            return
-        print(text, flush=True)
-        # These messages go to stderr, so that the output of the command is only the token.
-        complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
-        if identity.role is Role.SCHEDULER:
-            complain("hosts look for the scheduler at the address that their own tokens name")
+            print_json({"tokens": made})
+
+
+def _check_reaches_others(option: str, address: str) -> None:
+    """Raises `InvalidInputError` for the name of this machine if its hosts file gives it an address of loopback."""
+    host, _ = read_address(option, address)
+    if host == "localhost" or not is_host_name(host):
+        return
+    with suppress(OSError, UnicodeError):
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+        if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
+            raise InvalidInputError(
+                f"{option} {address}: on this machine, {host} means {min(found)}, where other machines cannot reach it: give the address that "
+                "they use, such as 192.168.1.10:7100"
+            )
 
 
 def read_duration(option: str, text: str) -> datetime.timedelta:
@@ -259,6 +305,14 @@ def read_duration(option: str, text: str) -> datetime.timedelta:
     if not found or not int(found[1]):
         raise InvalidInputError(f"{option} {text}: is not a duration, for example 30m, 12h or 7d")
     return datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
+
+
+def _open(folder: Path, init: bool) -> AuthorityFolder:
+    """Returns the authority of a folder. With `init`, it makes one if there is none."""
+    if init and not AuthorityFolder.exists(folder):
+        complain(_advice_for_root(AuthorityFolder.root_in(folder)))
+        return AuthorityFolder.create(folder)
+    return AuthorityFolder(folder)
 
 
 def _advice_for_root(root: Path) -> str:

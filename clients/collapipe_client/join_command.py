@@ -30,6 +30,7 @@ from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
 from collapipe.v1.enrollment_pb2_grpc import EnrollmentServiceStub
 from collapipe_client.addresses import listen_briefly, read_address
 from collapipe_client.cli_options import AsJson
+from collapipe_client.contexts import Context, read_contexts, write_contexts
 from collapipe_client.job_files import read_toml
 from collapipe_client.reporting import complain, exit_codes, print_json, say
 
@@ -101,8 +102,16 @@ def join(
         ),
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Run the service, after joining if necessary.")
+        bool,
+        typer.Option("--run", help="Run the service in this terminal, after joining if necessary."),
     ] = False,
+    start: Annotated[
+        bool,
+        typer.Option("--start", help="As --run, but by systemd if the service has a service file."),
+    ] = False,
+    role: Annotated[
+        Role | None, typer.Option(help="Refuse a token of another role than this.")
+    ] = None,
     again: Annotated[
         bool,
         typer.Option("--again", help="Join with a new key, even if the certificate is valid."),
@@ -116,23 +125,16 @@ def join(
     """
     with exit_codes(as_json):
         read, identity = decode_token(token)
-        if run and identity.role not in _MODULES:
+        if role not in (None, identity.role):
             raise InvalidInputError(
-                f"the token is for {identity}, which runs no service: leave --run out"
+                f"the token is for {identity}, and this is to be a {role.value}: use the token of the {role.value}"
             )
-        addresses = {"listen": listen, "metrics_listen": metrics_listen, "advertise": advertise}
-        given = {name: address for name, address in addresses.items() if address is not None}
-        for name, address in given.items():
-            read_address(f"--{name.replace('_', '-')}", address)
-        given |= {
-            name: str(path.absolute())
-            for name, path in (("state_dir", state_dir), ("data_root", data_root))
-            if path is not None
-        }
-        if data_root is not None and identity.role not in _COMPUTING:
-            raise InvalidInputError(
-                f"--data-root: a {identity.role.value} reads no data: leave it out"
-            )
+        given = _given(
+            identity,
+            {"listen": listen, "metrics_listen": metrics_listen, "advertise": advertise},
+            {"state_dir": state_dir, "data_root": data_root},
+            run or start,
+        )
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
         if folder is None:
             folder = own_places(identity.role.value).folder
@@ -154,7 +156,8 @@ def join(
         elif identity.role in _MODULES:
             changed = _changed(before, given)
             box.change_settings(identity, changed)
-        command = _command(identity, read, box)
+        context = _use_context(read, box) if identity.role in PEOPLE else ""
+        command = _command(identity, box)
         following = command if run else _of_systemd(box.folder) or command
         if as_json:
             print_json(
@@ -172,15 +175,17 @@ def join(
             say(f"this machine is {when} {identity}, until {joined.expires:%Y-%m-%d}")
             if changed:
                 words = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                restart = "" if run else "; restart the service"
+                restart = "" if run or start else "; restart the service"
                 say(f"changed in {box.settings_file(identity)}: {words}{restart}")
             if identity.role in _MODULES:
                 _say_places(box, identity)
-            if not run:
-                say(f"next: {shlex.join(following)}")
-        if run:
+            if context:
+                say(f"all commands use the context {context} now")
+            does = "starts it with" if run or start else "next"
+            say(f"{does}: {shlex.join(following)}")
+        if run or start:
             sys.stdout.flush()
-            os.execv(command[0], command)
+            os.execvp(following[0], following)
 
 
 def renew(
@@ -240,6 +245,31 @@ def _renew(box: BoxFolder, now: bool, as_json: bool) -> None:
         )
     else:
         say(f"{joined.identity}: good until {joined.expires:%Y-%m-%d}, nothing to do")
+
+
+def _given(
+    identity: Identity,
+    addresses: Mapping[str, str | None],
+    folders: Mapping[str, Path | None],
+    is_to_run: bool,
+) -> dict[str, str]:
+    """Returns the settings of the options that are given.
+
+    Raises:
+        InvalidInputError: An address cannot be read, or an option is not for this role.
+    """
+    if is_to_run and identity.role not in _MODULES:
+        raise InvalidInputError(
+            f"the token is for {identity}, which runs no service: leave --run and --start out"
+        )
+    if folders["data_root"] is not None and identity.role not in _COMPUTING:
+        raise InvalidInputError(f"--data-root: a {identity.role.value} reads no data: leave it out")
+    given = {name: address for name, address in addresses.items() if address is not None}
+    for name, address in given.items():
+        read_address(f"--{name.replace('_', '-')}", address)
+    return given | {
+        name: str(path.absolute()) for name, path in folders.items() if path is not None
+    }
 
 
 def _already_joined(
@@ -325,8 +355,10 @@ def _settings(
         reachable: The host by which others reach it.
     """
     taken = _ports_of_others(box.folder)
+    is_scheduler = identity.role is Role.SCHEDULER
+    port = _port(token.scheduler_address) if is_scheduler else _free_port(_PORT, taken)
     settings: dict[str, Any] = {
-        "listen": given.get("listen") or f"0.0.0.0:{_free_port(_PORT, taken)}",
+        "listen": f"0.0.0.0:{port}",
         "metrics_listen": f"0.0.0.0:{_free_port(_METRICS_PORT, taken)}",
         "state_dir": str(_state_of(box.folder)),
     }
@@ -335,13 +367,13 @@ def _settings(
         settings["threads"] = psutil.cpu_count(logical=False) or 1
     settings |= {name: before[name] for name in before.keys() - _DECIDED_ANEW}
     settings |= {"host_id": identity.name, **given}
-    if identity.role is not Role.SCHEDULER:
-        settings["scheduler"] = token.scheduler_address
+    # All hosts look for the scheduler at the address of their token.
+    settings.setdefault("advertise" if is_scheduler else "scheduler", token.scheduler_address)
     if identity.role in IN_A_CLUSTER:
         settings["cluster_index"] = identity.cluster
     # A router may forward another port than that of `listen`.
-    port = "listen" not in given and _port(before.get("advertise"))
-    settings.setdefault("advertise", f"{reachable}:{port or _port(settings['listen'])}")
+    forwarded = "listen" not in given and _port(before.get("advertise"))
+    settings.setdefault("advertise", f"{reachable}:{forwarded or _port(settings['listen'])}")
     return settings | {
         f"tls_{name}": str(box.tls / f"{name}.pem") for name in ("ca", "cert", "key")
     }
@@ -415,12 +447,22 @@ def _reachable_host(joined: HolderCertificate, observed: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _command(identity: Identity, token: JoinToken, box: BoxFolder) -> list[str]:
-    """Returns the command that runs the service; for a client, `collapipe status` with the certificate; for Prometheus, the renewal."""
+def _command(identity: Identity, box: BoxFolder) -> list[str]:
+    """Returns the command that runs the service, or, where the holder has none, the one that may follow."""
     if identity.role in _MODULES:
         settings = str(box.settings_file(identity))
         return [sys.executable, "-m", _MODULES[identity.role], "--config", settings]
     if identity.role is Role.PROMETHEUS:
         return ["collapipe", "renew", "--folder", str(box.tls.parent)]
-    files = [f"--tls-{name}={box.tls / name}.pem" for name in ("ca", "cert", "key")]
-    return ["collapipe", "status", "--scheduler", token.scheduler_address, *files]
+    return ["collapipe", "status"]
+
+
+def _use_context(token: JoinToken, box: BoxFolder) -> str:
+    """Keeps the deployment as a context, which commands use from now on. Returns its name, the host of the scheduler."""
+    host = read_address("the scheduler of the token", token.scheduler_address)[0]
+    contexts = read_contexts()
+    files = (box.tls / f"{name}.pem" for name in ("ca", "cert", "key"))
+    contexts.by_name[host] = Context(token.scheduler_address, False, *files)
+    contexts.used = host
+    write_contexts(contexts)
+    return host

@@ -42,7 +42,7 @@ class ComposeTestbed:
         self,
         engine: Engine,
         directory: Path,
-        layers: Sequence[str] = (*LAYERS, "compose.test.yaml"),
+        layers: Sequence[str] = LAYERS,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.engine = engine

@@ -12,6 +12,7 @@ import grpc
 from collapipe.certificates.authority_folder import AuthorityFolder
 from collapipe.certificates.tokens import SECRET_BYTES
 from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError
+from collapipe.rpc import is_address_here
 from collapipe.v1 import enrollment_pb2, enrollment_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,12 @@ class EnrollmentServicer(enrollment_pb2_grpc.EnrollmentServiceServicer):
                     f"the secret of a join token has {SECRET_BYTES} bytes, but this one has {len(request.secret)}: "
                     "give the whole token"
                 )
-            enrolled = self._folder.enroll(request.secret, request.certificate_request, host)
+            enrolled = self._folder.enroll(
+                request.secret,
+                request.certificate_request,
+                host,
+                is_own=host is not None and is_address_here(host) is True,
+            )
         except CollapipeError as error:
             if not is_blocked:
                 self._failed_attempts.add(caller, time.monotonic())

@@ -284,7 +284,9 @@ class AuthorityFolder:
         """Returns whether a token with this secret exists and is unused. An expired token counts, too."""
         return self._tokens.is_unused(secret)
 
-    def enroll(self, secret: bytes, request: bytes, observed_host: str | None) -> HolderCertificate:
+    def enroll(
+        self, secret: bytes, request: bytes, observed_host: str | None, *, is_own: bool = False
+    ) -> HolderCertificate:
         """Issues the certificate that a join token grants, and makes the token useless.
 
         The token stays usable if the request is refused.
@@ -292,6 +294,7 @@ class AuthorityFolder:
         Args:
             request: Signing request, PKCS #10 in DER.
             observed_host: Address that the request came from; `None` if no other host can reach it.
+            is_own: Whether it is an address of the authority's own machine. All services there may have it.
 
         Raises:
             NotPermittedError: The token cannot be used, or the request asks for more than it grants.
@@ -304,7 +307,7 @@ class AuthorityFolder:
             self._issued.check_names_free(identity, granted)
             # Nobody calls a person, so the address does not matter.
             if observed_host is not None and identity.role not in PEOPLE:
-                granted |= self._observed_hosts(grant, observed_host)
+                granted |= self._observed_hosts(grant, observed_host, is_own)
             _check_within(asked, identity, granted)
             lifetime = datetime.timedelta(seconds=grant.lifetime_seconds)
             chain = self._sign(identity, granted, asked.public_key, lifetime)
@@ -469,7 +472,7 @@ class AuthorityFolder:
         )
         return Chain(certificate, self.issuer)
 
-    def _observed_hosts(self, grant: Grant, host: str) -> frozenset[str]:
+    def _observed_hosts(self, grant: Grant, host: str, is_own: bool) -> frozenset[str]:
         """Returns the observed address of a box as a set; empty if the certificate does not need it.
 
         Raises:
@@ -478,7 +481,7 @@ class AuthorityFolder:
         if host in grant.hosts | OF_THIS_MACHINE:
             return frozenset()
         other = self._issued.other_holder(host, grant.identity)
-        if other is None:
+        if other is None or is_own:
             return frozenset({host})
         if grant.hosts:
             return frozenset()

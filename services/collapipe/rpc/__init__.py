@@ -21,6 +21,7 @@ from collapipe.rpc.grants import sign_grant as sign_grant
 from collapipe.rpc.masking_keys import check_masking_keys as check_masking_keys
 from collapipe.rpc.masking_keys import read_masking_keys as read_masking_keys
 from collapipe.rpc.masking_keys import sign_masking_keys as sign_masking_keys
+from collapipe.rpc.own_addresses import is_address_here as is_address_here
 from collapipe.rpc.permissions import check_addresses as check_addresses
 from collapipe.rpc.permissions import check_is_caller as check_is_caller
 from collapipe.rpc.permissions import check_is_owner as check_is_owner

@@ -1,9 +1,6 @@
 """Keeps a host registered with the scheduler."""
 
-import errno
-import ipaddress
 import logging
-import socket
 import threading
 from collections.abc import Callable
 
@@ -19,7 +16,7 @@ from collapipe.errors import (
     WrongStateError,
 )
 from collapipe.protocol import why_not_understood
-from collapipe.rpc import ChannelPool, call
+from collapipe.rpc import ChannelPool, call, is_address_here
 from collapipe.stage_host.job_deletion import JobDeletion
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 from collapipe.weights.blob_store import JobStores
@@ -64,7 +61,7 @@ class Registration:
         self._channels = channels
         self._deletion = JobDeletion(stores) if stores is not None else None
         self._num_deletions = 0
-        self._has_address = is_address_here(host.address)
+        self._has_address = self._is_address_here()
         self._unshaped = unshaped
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="registration", daemon=True)
@@ -131,7 +128,7 @@ class Registration:
     def _has_moved(self) -> bool:
         """Returns whether this machine has lost the address that others call, or has it again, since the last look. Then the host has
         to register again: the scheduler finds out whether others can still reach it."""
-        before, self._has_address = self._has_address, is_address_here(self._host.address)
+        before, self._has_address = self._has_address, self._is_address_here()
         if before and self._has_address is False:
             logger.error(
                 "this machine has lost the address %s, which other hosts call: give it that address again, or correct --advertise "
@@ -139,6 +136,9 @@ class Registration:
                 self._host.address,
             )
         return None not in (before, self._has_address) and before != self._has_address
+
+    def _is_address_here(self) -> bool | None:
+        return is_address_here(self._host.address.rpartition(":")[0].strip("[]"))
 
     def _learn_revoked(
         self, answer: scheduler_pb2.RegisterHostResponse | scheduler_pb2.HeartbeatResponse
@@ -152,20 +152,6 @@ class Registration:
     def _stub(self) -> scheduler_pb2_grpc.SchedulerServiceStub:
         channel = self._channels.channel(self._scheduler, Role.SCHEDULER)
         return scheduler_pb2_grpc.SchedulerServiceStub(channel)
-
-
-def is_address_here(address: str) -> bool | None:
-    """Returns whether this machine has the IP address in a "host:port"; `None` if it is a name, or the system does not say."""
-    try:
-        ip = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
-        family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(ip), 0))
-    except ValueError:
-        return None
-    except OSError as error:
-        return False if error.errno == errno.EADDRNOTAVAIL else None
-    return True
 
 
 def _seconds(interval: Duration) -> float:

@@ -58,7 +58,8 @@ class Served:
             *("--authority", self.address, "--yes", *options),
         )
         assert made.exit_code == 0, made.output
-        return str(json.loads(made.stdout)["token"])
+        (token,) = json.loads(made.stdout)["tokens"]
+        return str(token["token"])
 
     def secret(self) -> bytes:
         return decode_token(self.token())[0].secret
@@ -74,6 +75,12 @@ class Served:
 
 
 Serve = Callable[[], Served]
+
+
+@pytest.fixture(autouse=True)
+def _own_contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever joins as a person gets a context."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "configuration"))
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from collapipe.installation import places_of
 from collapipe.rpc import Security
 from collapipe.service_process import ServiceSettings
 from collapipe_client import join_command
+from collapipe_client.contexts import read_contexts
 from collapipe_client.job_files import read_toml
 
 from .conftest import SCHEDULER, Served, changed, collapipe
@@ -128,6 +129,52 @@ def test_stdout_is_the_token_alone(made: Path) -> None:
     addresses = ("--scheduler", SCHEDULER, "--authority", "10.0.0.1:7200")
     result = collapipe("certs", "token", made, "device-agent:pi", *addresses)
     assert len(result.stdout.split()) == 1 and result.stdout.startswith("collapipe-join-")
+    result = collapipe("certs", "token", made, "device-agent:pi", "scheduler:s", *addresses)
+    identities = [str(decode_token(text)[1]) for text in result.stdout.split()]
+    assert identities == ["device-agent:pi", "scheduler:s"]
+
+
+def test_address_of_one_host_is_not_granted_to_several(made: Path) -> None:
+    addresses = ("--scheduler", SCHEDULER, "--authority", "10.0.0.1:7200", "--address", "10.0.0.7")
+    said = refused("certs", "token", made, "device-agent:pi", "device-agent:pi-2", *addresses)
+    assert "10.0.0.7" in said and "alone" in said
+
+
+def test_name_that_means_this_machine_only_is_refused(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(host: str, port: object) -> list[Any]:
+        ips = {"pi": ["127.0.1.1", "::1"], "pi.lan": ["127.0.1.1", "10.0.0.1"]}[host]
+        return [(None, None, 0, "", (ip, 0)) for ip in ips]
+
+    monkeypatch.setattr("socket.getaddrinfo", resolved)
+    holder = ("certs", "token", made, "device-agent:lock", "--authority", "10.0.0.1:7200")
+    assert "127.0.1.1" in refused(*holder, "--scheduler", "pi:7100")
+    assert collapipe(*holder, "--scheduler", "pi.lan:7100").exit_code == 0
+
+
+def test_scheduler_joins_at_the_address_that_all_tokens_name(
+    served: Served, tmp_path: Path
+) -> None:
+    joined(served.token("scheduler:hub"), "--folder", tmp_path / "box")
+    settings = read_toml(tmp_path / "box" / "scheduler.toml", "")
+    assert (settings["advertise"], settings["listen"]) == (SCHEDULER, "0.0.0.0:7100")
+    certificate = pki.read_certificate((tmp_path / "box" / "tls" / "cert.pem").read_bytes())
+    assert "10.0.0.1" in pki.hosts_of(certificate)
+
+
+def test_service_of_the_authority_is_made_by_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[list[str]]()
+    monkeypatch.setattr("os.execv", lambda path, line: started.append(line))
+    folder = tmp_path / "authority"
+    assert str(folder) in refused("certs", "serve", folder)
+    for _ in range(2):
+        assert collapipe("certs", "serve", folder, "--init").exit_code == 0
+        assert started.pop()[1:] == [
+            *("-m", "collapipe.authority", "--dir", str(folder), "--listen", "0.0.0.0:7101")
+        ]
 
 
 def test_token_for_a_name_in_use_is_made_only_if_the_same_box_joins_again(tmp_path: Path) -> None:
@@ -339,12 +386,16 @@ def test_forwarded_port_stays_when_the_listen_port_changes(served: Served, tmp_p
     assert read_toml(file, "")["advertise"].endswith(":17100")
 
 
-def test_client_gets_a_certificate_and_a_command_that_uses_it(
+def test_person_gets_a_certificate_and_a_context_that_all_commands_use(
     served: Served, tmp_path: Path
 ) -> None:
-    said = joined(served.token("client:laptop"), "--folder", tmp_path)
-    assert said["next"][:4] == ["collapipe", "status", "--scheduler", SCHEDULER]
-    assert sorted(os.listdir(tmp_path)) == ["authority", "joined.json", "tls"]
+    box = tmp_path / "box"
+    said = joined(served.token("client:laptop"), "--folder", box)
+    assert said["next"] == ["collapipe", "status"]
+    assert sorted(os.listdir(box)) == ["joined.json", "tls"]
+    contexts = read_contexts()
+    used = contexts.find(contexts.used)
+    assert used.scheduler == SCHEDULER and used.tls_key == box / "tls" / "key.pem"
 
 
 def test_box_that_has_joined_can_repeat_it_but_has_no_other_name_and_no_other_deployment(
@@ -442,7 +493,15 @@ def test_join_replaces_an_expired_certificate(
 def test_client_runs_no_service(served: Served, tmp_path: Path) -> None:
     token = served.token("client:me")
     assert "--run" in refused("join", token, "--folder", tmp_path / "me", "--run")
+    assert "--start" in refused("join", token, "--folder", tmp_path / "me", "--start")
     assert not (tmp_path / "me").exists()
+
+
+def test_token_of_another_role_is_refused_before_it_is_used(served: Served, tmp_path: Path) -> None:
+    token = served.token("edge-server:edge")
+    said = refused("join", token, "--folder", tmp_path / "box", "--role", "scheduler")
+    assert "edge-server:edge" in said and "token of the scheduler" in said
+    assert joined(token, "--folder", tmp_path / "box", "--role", "edge-server")["joined_now"]
 
 
 def test_renew_replaces_the_certificate_and_keeps_the_key(served: Served, tmp_path: Path) -> None:

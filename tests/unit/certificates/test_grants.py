@@ -118,6 +118,8 @@ def test_address_of_another_host_is_refused_and_the_token_stays_usable(
     assert pki.hosts_of(named.certificate) == {"pi", "pi.lan"}
     allowed = authority.enroll(grant(authority, HERE), request(HERE), HERE)
     assert pki.hosts_of(allowed.certificate) == {"pi", HERE}
+    on_own = authority.enroll(grant(authority), request(), HERE, is_own=True)
+    assert pki.hosts_of(on_own.certificate) == {"pi", HERE}
 
 
 @pytest.mark.parametrize("here", ["127.0.0.1", "::1"])

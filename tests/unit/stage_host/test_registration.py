@@ -102,7 +102,8 @@ def registered(scheduler: Scheduler, stores: JobStores | None = None) -> Iterato
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Scheduler:
-    monkeypatch.setattr(registration, "_RETRY_SECONDS", 0.001)
+    for wait in ("_RETRY_SECONDS", "_MOST_RETRY_SECONDS"):
+        monkeypatch.setattr(registration, wait, 0.001)
     caplog.set_level(logging.INFO)
     return Scheduler()
 
@@ -189,19 +190,6 @@ def test_host_whose_address_is_gone_says_so_once_and_registers_again(
     ]
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [error.args for error in errors] == [("a:1",)]
-
-
-@pytest.mark.parametrize(
-    ("address", "is_here"),
-    [
-        ("127.0.0.1:7100", True),
-        ("192.0.2.1:7100", False),  # of a network that exists in documents only
-        ("pi-1.local:7100", None),
-        ("", None),
-    ],
-)
-def test_machine_knows_which_addresses_are_its_own(address: str, is_here: bool | None) -> None:
-    assert registration.is_address_here(address) is is_here
 
 
 def test_host_that_has_failed_for_hours_still_registers(scheduler: Scheduler) -> None:
