@@ -32,7 +32,7 @@ from collapipe_client.addresses import listen_briefly, read_address
 from collapipe_client.cli_options import AsJson
 from collapipe_client.contexts import Context, read_contexts, write_contexts
 from collapipe_client.job_files import read_toml
-from collapipe_client.reporting import complain, exit_codes, print_json, say
+from collapipe_client.reporting import FAILED, complain, exit_codes, print_json, say
 
 _DEADLINE_SECONDS = 20.0
 _MODULES = {
@@ -212,15 +212,15 @@ def renew(
             raise InvalidInputError(
                 f"no service below {boxes} has joined a deployment: name another folder with --folder, or run `collapipe join TOKEN` first"
             )
-        failed: CollapipeError | None = None
+        has_failed = False
         for each in found:
             try:
                 _renew(BoxFolder(each), now, as_json)
             except CollapipeError as error:  # The other services may have another authority.
-                complain(f"{each}: {error}")
-                failed = error
-        if failed is not None:
-            raise failed
+                complain(f"error: {each}: {error}")
+                has_failed = True
+        if has_failed:
+            raise typer.Exit(FAILED)
 
 
 def _renew(box: BoxFolder, now: bool, as_json: bool) -> None:
@@ -359,7 +359,8 @@ def _settings(
     port = _port(token.scheduler_address) if is_scheduler else _free_port(_PORT, taken)
     settings: dict[str, Any] = {
         "listen": f"0.0.0.0:{port}",
-        "metrics_listen": f"0.0.0.0:{_free_port(_METRICS_PORT, taken)}",
+        # Unlike gRPC, the page of metrics takes 0.0.0.0 for addresses of IPv4 only.
+        "metrics_listen": f"{'[::]' if '[' in reachable else '0.0.0.0'}:{_free_port(_METRICS_PORT, taken)}",
         "state_dir": str(_state_of(box.folder)),
     }
     if identity.role in _COMPUTING:

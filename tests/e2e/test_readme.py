@@ -27,6 +27,8 @@ def shell_blocks() -> list[list[str]]:
 
 
 SET_UP, OWN_DATA = shell_blocks()
+SHORTER = "--set training.local_steps=2"
+"""What a test adds to a command that trains."""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_own_data_trains_its_first_round(folder_with_data: Path, command: str) -
     """Runs a command until its first round is committed, then interrupts it as a user would."""
     process = subprocess.Popen(
         # A test that runs in the background of a shell ignores SIGINT, and its children would do so, too.
-        ["env", "--default-signal=INT", "bash", "-ec", f"{OWN_DATA[0]}; exec {command}"],
+        ["env", "--default-signal=INT", "bash", "-ec", f"{OWN_DATA[0]}; exec {command} {SHORTER}"],
         cwd=folder_with_data,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -128,6 +128,8 @@ def main() -> None:
     isolate("faults.moved_boxes")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12)
+    names = [fault.name for fault in FAULTS]
+    parser.add_argument("--faults", nargs="+", choices=names, default=names)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -157,7 +159,7 @@ def main() -> None:
             undisturbed, seconds = run_with(None)
             digests = final_digests(intact_commit(undisturbed))
             print(f"undisturbed: {seconds:.1f} s", flush=True)
-            for fault in FAULTS:
+            for fault in (fault for fault in FAULTS if fault.name in options.faults):
                 run, disturbed_seconds = run_with(fault.begin)
                 behind = disturbed_seconds - seconds
                 print(f"{fault.name}: {behind:+.1f} s, {len(run.attempts)} attempts", flush=True)

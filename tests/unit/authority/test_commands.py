@@ -341,6 +341,10 @@ def test_services_of_one_machine_have_folders_states_and_ports_of_their_own(
     assert [file.read_text() for file in files] == before
     renewed = collapipe("renew", "--now")
     assert renewed.stdout.count("renewed, until") == 4
+    (second / "tls" / "key.pem").unlink()
+    renewed = collapipe("renew", "--now")
+    assert renewed.stdout.count("renewed, until") == 3 and renewed.exit_code == 1
+    assert renewed.stderr.count("error: ") == 1 and f"error: {second}: " in renewed.stderr
 
 
 def test_installed_service_is_started_by_systemd_and_not_by_hand(
