@@ -34,7 +34,13 @@ sys.dont_write_bytecode = True  # With sudo, files of root would stay in the che
 CHECKOUT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(CHECKOUT / "services"))
 
-from collapipe.installation import LOCKS, WITHOUT_TORCH, Places, own_places  # noqa: E402
+from collapipe.installation import (  # noqa: E402
+    LOCKS,
+    WITHOUT_TORCH,
+    Places,
+    own_places,
+    runs_systemd,
+)
 
 _SOURCES = ("LICENSE", "README.md", "pyproject.toml", "clients", "services")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,20}")  # A name of a user on Linux has 31 characters at most.
@@ -100,6 +106,16 @@ def unit_files(role: str, places: Places) -> dict[str, str]:
     }
 
 
+def check_token(joining: list[str]) -> None:
+    """Raises `InstallError` if no token follows --join, so that nobody waits for pip first."""
+    token = "" if joining[:1] == [] or joining[0].startswith("-") else joining[0]
+    token = token or os.environ.get("COLLAPIPE_JOIN_TOKEN", "")
+    if not token.startswith("collapipe-join-"):
+        raise InstallError(
+            f"--join {token[:24]}: is no token: give that of `collapipe certs token`, here or in COLLAPIPE_JOIN_TOKEN"
+        )
+
+
 def install(
     role: str, places: Places, joining: list[str] | None = None, *, has_systemd: bool
 ) -> None:
@@ -112,7 +128,9 @@ def install(
         raise InstallError(
             "this Python has no complete module venv: run `sudo apt install python3-venv`, or install it as your system does"
         )
-    os.umask(0o022)  # The user of the service reads what root installs.
+    if joining is not None and role != "client" and places.is_of_system and not has_systemd:
+        raise InstallError("systemd does not run here, and no service runs as root: leave sudo out")
+    former = os.umask(0o022)  # The user of the service reads what root installs.
     python = places.programs / "bin" / "python"
     # -I keeps out modules of the current folder, which may belong to another user.
     is_whole = (
@@ -149,7 +167,8 @@ def install(
         options.append("--start")
     if joining is not None:
         options += [] if role == "client" else ["--role", role]
-        command = [str(places.programs / "bin" / "collapipe"), "join", *joining, *options]
+        os.umask(former)
+        command = [str(places.programs / "bin" / "collapipe"), "join", *options, *joining]
         sys.stdout.flush()
         os.execv(command[0], command)
     command = "collapipe" if _is_on_path(places) else str(places.programs / "bin" / "collapipe")
@@ -201,14 +220,6 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         print(f"left, with what the service has kept: rm -r {shlex.quote(str(places.state))}{user}")
     elif places.is_of_system and _has_user(places):
         _run(_program("userdel"), places.user)
-
-
-def _has_systemd(places: Places) -> bool:
-    """Returns whether the systemd runs that would run the service. A user has one in a session of a login."""
-    if places.is_of_system:
-        return os.path.exists("/run/systemd/system")
-    session = os.environ.get("XDG_RUNTIME_DIR", "")
-    return session != "" and os.path.exists(os.path.join(session, "systemd"))
 
 
 def _run(*command: str) -> None:
@@ -288,16 +299,18 @@ def main(arguments: list[str] | None = None) -> int:
             raise InstallError(
                 f"--name {places.name} cannot be the name of a service: use up to 21 small letters, digits and hyphens, beginning with a letter"
             )
-        if given.join == []:
-            raise InstallError("--join: no token follows: give that of `collapipe certs token`")
+        if given.remove and given.join is not None:
+            raise InstallError("--remove and --join contradict each other: leave one out")
+        if given.join is not None:
+            check_token(given.join)
         if not places.folder.is_absolute():
             raise InstallError(
                 "this user has no home folder: set HOME, or run this with sudo for the whole system"
             )
         if given.remove:
-            remove(places, has_systemd=_has_systemd(places))
+            remove(places, has_systemd=runs_systemd(places))
         else:
-            install(given.role, places, given.join, has_systemd=_has_systemd(places))
+            install(given.role, places, given.join, has_systemd=runs_systemd(places))
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -53,6 +53,7 @@ _ROLES_HELP = (
     "a device, 0 by default."
 )
 
+_OF_COMMANDS = ("COLLAPIPE_TLS_", "COLLAPIPE_INSECURE")
 _HOSTS = IN_A_CLUSTER | {Role.EDGE_SERVER}
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -210,9 +211,10 @@ def serve(
     with exit_codes(False):
         read_address("--listen", listen)
         _open(folder, init)  # It says in one line if it cannot be used.
-        module = ["-m", "collapipe.authority", "--dir", str(folder), "--listen", listen]
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *module])
+        # -I keeps out modules of the current folder. The certificates in the environment are those of commands.
+        line = [sys.executable, "-I", "-m", "collapipe.authority"]
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_OF_COMMANDS)}
+        os.execve(line[0], [*line, "--dir", str(folder), "--listen", listen], kept)
 
 
 @certs_app.command("token")
@@ -247,6 +249,11 @@ def token(
             raise InvalidInputError(
                 f"--address {address[0]}: is an address of one host, but {len(identities)} tokens are made: make the token of that host alone"
             )
+        names = [identity.name for identity in identities]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise InvalidInputError(
+                f"two tokens are for the name {repeated}: give each holder a name of its own"
+            )
         duration = read_duration("--valid", valid)
         opened = AuthorityFolder(folder)
         for used in opened.certificates():
@@ -277,25 +284,30 @@ def token(
                 )
             )
             made.append({"token": text, "role": identity.role.value, "name": identity.name})
-            if not as_json:
-                # This goes to stderr, so that the output of the command is only tokens.
-                complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
-                print(text, flush=True)
         if as_json:
             print_json({"tokens": made})
+            return
+        for identity, one in zip(identities, made, strict=True):
+            # This goes to stderr, so that the output of the command is only tokens.
+            complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
+            print(one["token"], flush=True)
 
 
 def _check_reaches_others(option: str, address: str) -> None:
-    """Raises `InvalidInputError` for the name of this machine if its hosts file gives it an address of loopback."""
+    """Raises `InvalidInputError` if no machine could call an address. Warns of a name that means another machine elsewhere."""
     host, _ = read_address(option, address)
-    if host == "localhost" or not is_host_name(host):
+    remedy = "give the address that other machines use, such as 192.168.1.10:7100"
+    if not is_host_name(host):
+        with suppress(ValueError):
+            if ipaddress.ip_address(host).is_unspecified:
+                raise InvalidInputError(f"{option} {address}: is no address to call: {remedy}")
         return
     with suppress(OSError, UnicodeError):
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
         if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
-            raise InvalidInputError(
-                f"{option} {address}: on this machine, {host} means {min(found)}, where other machines cannot reach it: give the address that "
-                "they use, such as 192.168.1.10:7100"
+            complain(
+                f"warning: {option} {address}: services on this machine take {host} for {min(found)}, where others cannot reach them: "
+                f"{remedy}"
             )
 
 
@@ -310,8 +322,9 @@ def read_duration(option: str, text: str) -> datetime.timedelta:
 def _open(folder: Path, init: bool) -> AuthorityFolder:
     """Returns the authority of a folder. With `init`, it makes one if there is none."""
     if init and not AuthorityFolder.exists(folder):
+        authority = AuthorityFolder.create(folder)
         complain(_advice_for_root(AuthorityFolder.root_in(folder)))
-        return AuthorityFolder.create(folder)
+        return authority
     return AuthorityFolder(folder)
 
 

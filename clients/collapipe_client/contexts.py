@@ -26,6 +26,11 @@ class Context:
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
+    def missing_file(self) -> Path | None:
+        """Returns a file that no longer exists; `None` if all do."""
+        files = (self.tls_ca, self.tls_cert, self.tls_key)
+        return next((file for file in files if file and not file.exists()), None)
+
 
 @dataclass
 class Contexts:

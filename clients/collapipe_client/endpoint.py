@@ -123,6 +123,11 @@ def find_endpoint(options: EndpointOptions) -> Endpoint | None:
     if options.scheduler is not None and options.context:
         raise InvalidInputError("--scheduler and --context contradict each other: leave one out")
     named = options if options.scheduler is not None else _named(options.context)
+    if isinstance(named, Context) and (lost := named.missing_file()):
+        raise InvalidInputError(
+            f"{lost} of the context for {named.scheduler} does not exist: join again, or forget the context with `collapipe context "
+            "remove NAME`"
+        )
     if named is not None:
         assert named.scheduler is not None
         read_address("--scheduler", named.scheduler)

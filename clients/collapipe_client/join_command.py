@@ -23,7 +23,7 @@ from collapipe.certificates.identity import (
 from collapipe.certificates.pki import HolderCertificate
 from collapipe.certificates.tokens import decode_token
 from collapipe.errors import CollapipeError, InvalidInputError
-from collapipe.installation import own_places
+from collapipe.installation import Places, own_places, runs_systemd
 from collapipe.protocol import why_not_understood
 from collapipe.rpc import call, open_authority_channel
 from collapipe.v1.enrollment_pb2 import EnrollRequest, JoinToken, RenewRequest
@@ -136,17 +136,17 @@ def join(
             run or start,
         )
         host = read_host(read_address("--advertise", advertise)[0]) if advertise else None
-        if folder is None:
-            folder = own_places(identity.role.value).folder
-            if not folder.is_absolute():
-                raise InvalidInputError("this user has no home folder: name one with --folder DIR")
-        box = BoxFolder(folder.absolute())
+        box = BoxFolder(_folder(folder, identity).absolute())
         before = box.settings(identity)
+        if identity.role in PEOPLE:
+            _check_is_person()
         joined, observed = _already_joined(box, identity, read, host), ""
         if again:
             joined = None
         is_new = joined is None
         if joined is None:
+            if identity.role is Role.SCHEDULER and not before and listen is None:
+                _check_port_is_free(read.scheduler_address, box.folder)
             joined, observed = _enroll(box, identity, read, host)
         changed: dict[str, Any] = {}
         if identity.role in _MODULES and (is_new or not before):
@@ -157,8 +157,9 @@ def join(
             changed = _changed(before, given)
             box.change_settings(identity, changed)
         context = _use_context(read, box) if identity.role in PEOPLE else ""
-        command = _command(identity, box)
-        following = command if run else _of_systemd(box.folder) or command
+        places = own_places(box.folder.name)
+        of_systemd = [] if run or places.folder != box.folder else _of_systemd(places)
+        following = of_systemd or _command(identity, box)
         if as_json:
             print_json(
                 {
@@ -178,11 +179,16 @@ def join(
                 restart = "" if run or start else "; restart the service"
                 say(f"changed in {box.settings_file(identity)}: {words}{restart}")
             if identity.role in _MODULES:
-                _say_places(box, identity)
+                _say_places(box, identity, read)
             if context:
                 say(f"all commands use the context {context} now")
-            does = "starts it with" if run or start else "next"
-            say(f"{does}: {shlex.join(following)}")
+            if of_systemd and not places.is_of_system:
+                say(
+                    "the service ends when you log out, unless you run `loginctl enable-linger` once"
+                )
+            is_of_root = bool(of_systemd) and places.is_of_system and "SUDO_USER" in os.environ
+            does = "it is started with" if run or start else "next"
+            say(f"{does}: {'sudo ' * is_of_root}{shlex.join(following)}")
         if run or start:
             sys.stdout.flush()
             os.execvp(following[0], following)
@@ -272,6 +278,37 @@ def _given(
     }
 
 
+def _folder(given: Path | None, identity: Identity) -> Path:
+    folder = given or own_places(identity.role.value).folder
+    if given is None and not folder.is_absolute():
+        raise InvalidInputError("this user has no home folder: name one with --folder DIR")
+    return folder
+
+
+def _check_is_person() -> None:
+    """Raises an error if the commands of a person could not use the certificate, or the context with it, afterwards."""
+    if os.geteuid() == 0 and "SUDO_USER" in os.environ:
+        raise InvalidInputError(
+            "the token is for a person, whose key only root could read with sudo: leave sudo out"
+        )
+    read_contexts()
+
+
+def _check_port_is_free(address: str, folder: Path) -> None:
+    """Raises `InvalidInputError` if another service of this machine has the port of the scheduler, or another program."""
+    port = _port(address)
+    try:
+        listen_briefly("0.0.0.0", int(port))
+        is_free = port not in _ports_of_others(folder)
+    except OSError:
+        is_free = False
+    if not is_free:
+        raise InvalidInputError(
+            f"port {port} of this machine is taken, and hosts look for the scheduler at {address}: end what listens there, or make all "
+            "tokens with another port in --scheduler"
+        )
+
+
 def _already_joined(
     box: BoxFolder, identity: Identity, token: JoinToken, host: str | None
 ) -> HolderCertificate | None:
@@ -288,8 +325,8 @@ def _already_joined(
     if not joined.identity.is_same_holder(identity) or is_elsewhere:
         deployment = " of another deployment" if is_elsewhere else ""
         raise InvalidInputError(
-            f"this machine is {joined.identity}{deployment} by {box.tls}, and the token is for {identity}: give another "
-            "--folder, or delete that one to let it change"
+            f"this machine is {joined.identity}{deployment} by {box.tls}, and the token is for {identity}: delete that folder to let it "
+            "change, or give a second service another --folder (with deploy/install.py: --name NAME before --join)"
         )
     has_host = host is None or host in joined.hosts | OF_THIS_MACHINE
     return joined if box.is_renewable and has_host and joined.identity == identity else None
@@ -367,6 +404,8 @@ def _settings(
         # A box computes for itself. Processes that share a machine keep the default of one thread.
         settings["threads"] = psutil.cpu_count(logical=False) or 1
     settings |= {name: before[name] for name in before.keys() - _DECIDED_ANEW}
+    if is_scheduler and _port(before.get("listen")) == _port(before.get("advertise")):
+        settings["listen"] = f"{settings['listen'].rpartition(':')[0]}:{port}"
     settings |= {"host_id": identity.name, **given}
     # All hosts look for the scheduler at the address of their token.
     settings.setdefault("advertise" if is_scheduler else "scheduler", token.scheduler_address)
@@ -412,22 +451,25 @@ def _state_of(folder: Path) -> Path:
     return places.state if places.folder == folder else folder / "state"
 
 
-def _of_systemd(folder: Path) -> list[str]:
-    """Returns the command with which systemd starts the service of a folder; empty if it has no service file."""
-    places = own_places(folder.name)
-    if places.folder != folder or not (places.units / places.service).exists():
+def _of_systemd(places: Places) -> list[str]:
+    """Returns the command with which systemd starts a service; empty if it does not run, or the service has no service file."""
+    if not runs_systemd(places) or not (places.units / places.service).exists():
         return []
     # systemd links a service file into such a folder when it is enabled.
     if any(places.units.glob(f"*.wants/{places.service}")):
-        command = places.systemctl("restart", places.service)
-    else:
-        command = places.systemctl("enable", "--now", places.service, "collapipe-renew.timer")
-    return ["sudo", *command] if "SUDO_USER" in os.environ else command
+        return places.systemctl("restart", places.service)
+    return places.systemctl("enable", "--now", places.service, "collapipe-renew.timer")
 
 
-def _say_places(box: BoxFolder, identity: Identity) -> None:
+def _say_places(box: BoxFolder, identity: Identity, token: JoinToken) -> None:
     """Says where the service listens, and for a control unit also where its data is to be."""
     settings = box.settings(identity)
+    at = settings.get("advertise" if identity.role is Role.SCHEDULER else "scheduler")
+    if at != token.scheduler_address:
+        say(
+            f"warning: the token has the scheduler at {token.scheduler_address}, and the settings at {at}: correct the one that is "
+            "wrong, or use a new token with --again"
+        )
     say(
         f"settings: {box.settings_file(identity)}; it listens on {settings['listen']}, others reach it at {settings['advertise']}"
     )
@@ -452,18 +494,23 @@ def _command(identity: Identity, box: BoxFolder) -> list[str]:
     """Returns the command that runs the service, or, where the holder has none, the one that may follow."""
     if identity.role in _MODULES:
         settings = str(box.settings_file(identity))
-        return [sys.executable, "-m", _MODULES[identity.role], "--config", settings]
+        # -I keeps out modules of the current folder, which may belong to another user.
+        return [sys.executable, "-I", "-m", _MODULES[identity.role], "--config", settings]
     if identity.role is Role.PROMETHEUS:
         return ["collapipe", "renew", "--folder", str(box.tls.parent)]
     return ["collapipe", "status"]
 
 
 def _use_context(token: JoinToken, box: BoxFolder) -> str:
-    """Keeps the deployment as a context, which commands use from now on. Returns its name, the host of the scheduler."""
-    host = read_address("the scheduler of the token", token.scheduler_address)[0]
+    """Keeps the deployment as a context, which commands use from now on. Returns its name: the host of the scheduler, with its port if
+    another scheduler has that name."""
+    address = token.scheduler_address
+    name = read_address("the scheduler of the token", address)[0]
     contexts = read_contexts()
-    files = (box.tls / f"{name}.pem" for name in ("ca", "cert", "key"))
-    contexts.by_name[host] = Context(token.scheduler_address, False, *files)
-    contexts.used = host
+    if name in contexts.by_name and contexts.by_name[name].scheduler != address:
+        name = address
+    files = (box.tls / f"{file}.pem" for file in ("ca", "cert", "key"))
+    contexts.by_name[name] = Context(address, False, *files)
+    contexts.used = name
     write_contexts(contexts)
-    return host
+    return name

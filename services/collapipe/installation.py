@@ -85,6 +85,14 @@ def own_places(name: str) -> Places:
     return places_of(name, is_root=os.geteuid() == 0, home=Path(os.path.expanduser("~")))
 
 
+def runs_systemd(places: Places) -> bool:
+    """Returns whether the systemd runs that would run the service. A user has one in a session of a login."""
+    if places.is_of_system:
+        return os.path.exists("/run/systemd/system")
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return session != "" and os.path.exists(os.path.join(session, "systemd"))
+
+
 @contextmanager
 def one_line_for_a_missing_package(role: str) -> Iterator[None]:
     """Ends the process with one line if a package that is imported here is not installed."""

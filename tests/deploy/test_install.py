@@ -13,9 +13,10 @@ from collapipe.installation import (
     Places,
     one_line_for_a_missing_package,
     places_of,
+    runs_systemd,
 )
 
-from .installing import CHECKOUT, installer, unit_files
+from .installing import CHECKOUT, installer, of_system, unit_files
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64", "arm64"])
@@ -144,8 +145,54 @@ def test_user_without_a_session_of_systemd_gets_no_service_file(
 ) -> None:
     places = places_of("scheduler", is_root=False, home=tmp_path)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    assert not installer()._has_systemd(places)
+    assert not runs_systemd(places)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert not installer()._has_systemd(places)
+    assert not runs_systemd(places)
     (tmp_path / "systemd").mkdir()
-    assert installer()._has_systemd(places)
+    assert runs_systemd(places)
+
+
+@pytest.mark.parametrize(
+    ("joining", "said"),
+    [
+        (["--join"], "collapipe certs token"),
+        (["--join", "letmein"], "letmein"),
+        (["--join", "--data-root", "/srv"], "COLLAPIPE_JOIN_TOKEN"),
+        (["--remove", "--join", "collapipe-join-x"], "--remove"),
+    ],
+)
+def test_wrong_join_is_refused_before_pip_runs(
+    joining: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLLAPIPE_JOIN_TOKEN", raising=False)
+    monkeypatch.setattr(installer(), "_run", lambda *command: pytest.fail("pip runs"))
+    assert installer().main(["device-agent", *joining]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_installed_service_joins_with_the_options_of_the_user_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[list[str]]()
+    places = places_of("control-unit-1", is_root=False, home=tmp_path)
+    monkeypatch.setattr(installer(), "_run", lambda *command: None)
+
+    def execv(path: str, line: list[str]) -> None:
+        started.append(line)
+
+    monkeypatch.setattr("os.execv", execv)
+    token = ["collapipe-join-x", "--data-root", "/srv"]
+    installer().install("control-unit", places, token, has_systemd=False)
+    folder = str(places.folder)
+    assert started == [
+        [
+            *(str(places.programs / "bin" / "collapipe"), "join", "--folder", folder, "--start"),
+            *("--role", "control-unit", *token),
+        ]
+    ]
+    system = of_system("control-unit")
+    with pytest.raises(installer().InstallError, match="leave sudo out"):
+        installer().install("control-unit", system, token, has_systemd=False)

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make network namespaces")
 def test_page_leads_from_nothing_to_a_trained_model() -> None:
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])

@@ -26,7 +26,7 @@ from collapipe.data.stdlib_docstrings import load_docstrings
 
 ROOT = Path(__file__).parents[2]
 _MOST_COMMANDS = 12
-_MOST_SECONDS = 120.0
+_MOST_SECONDS = 600.0
 _ROWS = 256
 _FASTER = " --set training.rounds=2 --set training.local_steps=4"
 """What the walk adds to the command that trains."""

@@ -84,7 +84,8 @@ class IssuedCertificates:
             if taken and not other.identity.is_same_holder(identity):
                 raise InvalidInputError(
                     f"{identity} cannot have the name {min(taken)}, which the certificate of {other.identity} has until "
-                    f"{other.expires:%Y-%m-%d}: choose another name, because each name belongs to one host"
+                    f"{other.expires:%Y-%m-%d}: choose another name, because each name belongs to one host, or revoke that certificate with "
+                    f"`collapipe certs revoke DIR {other.identity}`"
                 )
 
     def other_holder(self, host: str, identity: Identity) -> Identity | None:

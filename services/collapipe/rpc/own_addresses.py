@@ -1,19 +1,19 @@
 """Which addresses this machine has."""
 
-import errno
 import ipaddress
-import socket
+
+import psutil
 
 
 def is_address_here(host: str) -> bool | None:
-    """Returns whether this machine has an IP address; `None` if it is a name, or the system does not say."""
+    """Returns whether an interface of this machine has an IP address; `None` if it is a name."""
     try:
-        ip = ipaddress.ip_address(host)
-        family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(ip), 0))
+        wanted = ipaddress.ip_address(host)
     except ValueError:
         return None
-    except OSError as error:
-        return False if error.errno == errno.EADDRNOTAVAIL else None
-    return True
+    return wanted.is_loopback or any(
+        ipaddress.ip_address(own.address.partition("%")[0]) == wanted
+        for addresses in psutil.net_if_addrs().values()
+        for own in addresses
+        if own.family.name in ("AF_INET", "AF_INET6")
+    )

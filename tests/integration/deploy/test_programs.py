@@ -77,8 +77,8 @@ def test_docker_compose_accepts_every_layer(layer: str) -> None:
     if command is None:
         pytest.skip("no docker-compose on this machine: apt-get install docker-compose")
     files = [layer] if layer in STANDALONE else ["compose.yaml", layer]
-    if layer == "compose.test.yaml":
-        files = ["compose.yaml", "compose.tls.yaml", "compose.netem.yaml", layer]
+    if layer == "compose.netem.yaml":
+        files = ["compose.yaml", "compose.tls.yaml", layer]
     if layer == "compose.observability.tls.yaml":
         files = ["compose.yaml", "compose.tls.yaml", "compose.observability.yaml", layer]
     accepted = _read_by_docker_compose(command, files, {"COLLAPIPE_ADVERTISE": "jetson-1:7100"})

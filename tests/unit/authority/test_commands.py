@@ -20,7 +20,7 @@ from collapipe.installation import places_of
 from collapipe.rpc import Security
 from collapipe.service_process import ServiceSettings
 from collapipe_client import join_command
-from collapipe_client.contexts import read_contexts
+from collapipe_client.contexts import contexts_file, read_contexts
 from collapipe_client.job_files import read_toml
 
 from .conftest import SCHEDULER, Served, changed, collapipe
@@ -140,7 +140,7 @@ def test_address_of_one_host_is_not_granted_to_several(made: Path) -> None:
     assert "10.0.0.7" in said and "alone" in said
 
 
-def test_name_that_means_this_machine_only_is_refused(
+def test_warns_of_a_name_that_means_this_machine_only(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resolved(host: str, port: object) -> list[Any]:
@@ -149,8 +149,15 @@ def test_name_that_means_this_machine_only_is_refused(
 
     monkeypatch.setattr("socket.getaddrinfo", resolved)
     holder = ("certs", "token", made, "device-agent:lock", "--authority", "10.0.0.1:7200")
-    assert "127.0.1.1" in refused(*holder, "--scheduler", "pi:7100")
-    assert collapipe(*holder, "--scheduler", "pi.lan:7100").exit_code == 0
+    for name, is_told in (("pi", True), ("pi.lan", False)):
+        result = collapipe(*holder, "--scheduler", f"{name}:7100")
+        assert result.exit_code == 0 and ("127.0.1.1" in result.stderr) == is_told
+    assert "0.0.0.0" in refused(*holder, "--scheduler", "0.0.0.0:7100")
+
+
+def test_two_tokens_for_one_name_are_refused(made: Path) -> None:
+    addresses = ("--scheduler", SCHEDULER, "--authority", "10.0.0.1:7200")
+    assert "hub" in refused("certs", "token", made, "scheduler:hub", "edge-server:hub", *addresses)
 
 
 def test_scheduler_joins_at_the_address_that_all_tokens_name(
@@ -167,14 +174,25 @@ def test_service_of_the_authority_is_made_by_one_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = list[list[str]]()
-    monkeypatch.setattr("os.execv", lambda path, line: started.append(line))
+    environments = list[dict[str, str]]()
+
+    def execve(path: str, line: list[str], environment: dict[str, str]) -> None:
+        started.append(line)
+        environments.append(environment)
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setenv("COLLAPIPE_TLS_CA", "/of/commands")
+    monkeypatch.setenv("COLLAPIPE_AUTHORITY_PASSPHRASE", "")
     folder = tmp_path / "authority"
     assert str(folder) in refused("certs", "serve", folder)
     for _ in range(2):
         assert collapipe("certs", "serve", folder, "--init").exit_code == 0
         assert started.pop()[1:] == [
-            *("-m", "collapipe.authority", "--dir", str(folder), "--listen", "0.0.0.0:7101")
+            *("-I", "-m", "collapipe.authority", "--dir", str(folder), "--listen", "0.0.0.0:7101")
         ]
+        environment = environments.pop()
+        assert "COLLAPIPE_AUTHORITY_PASSPHRASE" in environment
+        assert "COLLAPIPE_TLS_CA" not in environment
 
 
 def test_token_for_a_name_in_use_is_made_only_if_the_same_box_joins_again(tmp_path: Path) -> None:
@@ -203,10 +221,10 @@ def test_box_gets_certificate_key_and_the_settings_of_its_service(
     said = joined(served.token("device-agent:pi@2"), "--folder", box)
     assert said["joined_now"] and said["name"] == "pi"
     assert said["next"][1:] == [
-        *("-m", "collapipe.device_agent", "--config", str(box / "device-agent.toml"))
+        *("-I", "-m", "collapipe.device_agent", "--config", str(box / "device-agent.toml"))
     ]
     assert (box / "tls" / "key.pem").stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr("sys.argv", said["next"][2:])
+    monkeypatch.setattr("sys.argv", said["next"][3:])
     settings = DeviceAgentSettings()  # type: ignore[call-arg]
     assert (settings.host_id, settings.cluster_index, settings.scheduler) == ("pi", 2, SCHEDULER)
     assert (settings.listen, settings.metrics_listen) == ("0.0.0.0:7100", "0.0.0.0:9100")
@@ -348,13 +366,16 @@ def test_services_of_one_machine_have_folders_states_and_ports_of_their_own(
 
 
 def test_installed_service_is_started_by_systemd_and_not_by_hand(
-    served: Served, home: Path
+    served: Served, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = served.token("scheduler:hub")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "session"))
     places = places_of("scheduler", is_root=False, home=home)
     places.units.mkdir(parents=True)
     (places.units / places.service).touch()
     service = "collapipe-scheduler.service"
+    assert joined(token)["next"][-2] == "--config"  # No systemd runs.
+    (home / "session" / "systemd").mkdir(parents=True)
     assert joined(token)["next"] == [
         *("systemctl", "--user", "enable", "--now", service, "collapipe-renew.timer")
     ]
@@ -400,6 +421,50 @@ def test_person_gets_a_certificate_and_a_context_that_all_commands_use(
     contexts = read_contexts()
     used = contexts.find(contexts.used)
     assert used.scheduler == SCHEDULER and used.tls_key == box / "tls" / "key.pem"
+    other = decode_token(served.token("admin:boss"))[0]
+    other.scheduler_address = "10.0.0.1:7900"
+    joined(encode_token(other), "--folder", tmp_path / "other")
+    assert sorted(read_contexts().by_name) == ["10.0.0.1", "10.0.0.1:7900"]
+    (box / "tls" / "key.pem").unlink()
+    said = refused("status", "--context", "10.0.0.1")
+    assert "key.pem" in said and "collapipe context remove" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root reads what sudo writes")
+def test_person_who_joins_with_sudo_is_told_to_leave_it_out(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = served.token("client:me")
+    monkeypatch.setenv("SUDO_USER", "me")
+    assert "leave sudo out" in refused("join", token, "--folder", tmp_path)
+    monkeypatch.delenv("SUDO_USER")
+    assert joined(token, "--folder", tmp_path)["joined_now"]
+
+
+def test_person_with_damaged_contexts_uses_no_token(served: Served, tmp_path: Path) -> None:
+    token = served.token("client:me")
+    contexts_file().parent.mkdir(parents=True)
+    contexts_file().write_text("{")
+    assert str(contexts_file()) in refused("join", token, "--folder", tmp_path)
+    contexts_file().unlink()
+    assert joined(token, "--folder", tmp_path)["joined_now"]
+
+
+def test_scheduler_joins_only_if_its_port_is_free(served: Served, tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        read = decode_token(served.token("scheduler:hub"))[0]
+        read.scheduler_address = f"10.0.0.1:{other.getsockname()[1]}"
+        token = encode_token(read)
+        said = refused("join", token, "--folder", tmp_path)
+        assert read.scheduler_address in said and "--scheduler" in said
+    assert joined(token, "--folder", tmp_path)["joined_now"]
+    moved = decode_token(served.token("scheduler:hub"))[0]
+    moved.scheduler_address = "10.0.0.1:7555"
+    token = encode_token(moved)
+    assert "10.0.0.1:7555" in collapipe("join", token, "--folder", tmp_path).output
+    joined(token, "--folder", tmp_path, "--again")
+    settings = read_toml(tmp_path / "scheduler.toml", "")
+    assert (settings["advertise"], settings["listen"]) == ("10.0.0.1:7555", "0.0.0.0:7555")
 
 
 def test_box_that_has_joined_can_repeat_it_but_has_no_other_name_and_no_other_deployment(
@@ -458,7 +523,7 @@ def test_settings_of_a_folder_with_any_name_can_be_read(
 ) -> None:
     box = tmp_path / 'a box" \u00fc \U0001f600'
     said = joined(served.token(), "--folder", box)
-    monkeypatch.setattr("sys.argv", said["next"][2:])
+    monkeypatch.setattr("sys.argv", said["next"][3:])
     settings = DeviceAgentSettings()  # type: ignore[call-arg]
     assert settings.tls_key == box / "tls" / "key.pem"
 
