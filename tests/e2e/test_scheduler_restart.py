@@ -39,6 +39,8 @@ def run(directory: Path, rounds: int, *, resume: bool) -> list[RoundDecision]:
         LocalTestbed([DEVICES], directory, emulation=EMULATION) as testbed,
         testbed.client() as client,
     ):
+        # A resumed job would begin without a device that registers late.
+        testbed.wait_until_registered()
         job_id = client.submit(job, resume=resume)
         *_, event = client.watch(job_id)
         assert event.status.num_rounds_committed == rounds, event.status.message
