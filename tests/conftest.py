@@ -38,10 +38,11 @@ SHARED_BY_FILES = {
 """Resources that start slowly, so files of tests share them. One worker process gets all tests of these files."""
 LONGEST_FILES = (
     "containers/test_compose.py",
-    *("faults/test_chaos.py", "faults/test_namespaces.py", "faults/test_fuzz.py"),
-    *("faults/test_lying_control_unit.py", "faults/test_kill.py"),
-    *("e2e/test_slow_links.py", "e2e/test_readme.py", "e2e/test_observability.py"),
-    *("e2e/test_wheel.py", "e2e/test_load.py", "e2e/test_scheduler_restart.py"),
+    *("faults/test_versions.py", "e2e/test_readme.py", "faults/test_namespaces.py"),
+    *("faults/test_fuzz.py", "faults/test_private.py", "e2e/test_slow_links.py"),
+    *("faults/test_deaths.py", "faults/test_lying_control_unit.py", "faults/test_chaos.py"),
+    *("faults/test_kill.py", "faults/test_secure_averaging.py", "e2e/test_three_boxes.py"),
+    *("e2e/test_observability.py", "e2e/test_wheel.py", "e2e/test_load.py"),
     *("e2e/test_notebook.py", "faults/test_client.py", "faults/test_full_disk.py"),
     *("integration/test_exact.py", "integration/test_late_clusters.py"),
 )
