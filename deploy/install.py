@@ -12,6 +12,7 @@ It needs only Python and its module venv.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import platform
 import pwd
@@ -124,6 +125,14 @@ def install(
     Args:
         joining: The token, and options for `collapipe join`, which takes the place of this process; `None` to only install.
     """
+    box = places.programs.parent
+    box.mkdir(parents=True, exist_ok=True)
+    lock = open(box / "install.lock", "w")  # noqa: SIM115  # The end of this process, or its exec, closes it.
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waits for another installation in {box}", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
     if find_spec("ensurepip") is None:
         raise InstallError(
             "this Python has no complete module venv: run `sudo apt install python3-venv`, or install it as your system does"
@@ -166,7 +175,7 @@ def install(
     if role != "client":
         options.append("--start")
     if joining is not None:
-        options += [] if role == "client" else ["--role", role]
+        options += ["--role", role]
         os.umask(former)
         command = [str(places.programs / "bin" / "collapipe"), "join", *options, *joining]
         sys.stdout.flush()
@@ -190,6 +199,7 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         if has_systemd:
             _run(*places.systemctl("disable", "--now", places.service))
         unit.unlink()
+    check_is_ended(places)
     for path in (places.folder / "tls", places.folder / "joined.json"):
         _delete(path)
     for path in places.folder.glob("*.toml*"):
@@ -222,6 +232,20 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         _run(_program("userdel"), places.user)
 
 
+def check_is_ended(places: Places) -> None:
+    """Raises `InstallError` if a process still uses the state of a service."""
+    try:
+        with open(places.state / "lock", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InstallError(
+                    f"{places.name} still runs as process {file.read() or 'unknown'}: end it first"
+                ) from None
+    except FileNotFoundError:
+        pass  # It has never run.
+
+
 def _run(*command: str) -> None:
     try:
         subprocess.run(command, check=True)
@@ -240,7 +264,10 @@ def _delete(path: Path) -> None:
 
 
 def _who(places: Places) -> str:
-    return "the system" if places.is_of_system else f"the user {pwd.getpwuid(os.geteuid()).pw_name}"
+    names = [entry.pw_name for entry in pwd.getpwall() if entry.pw_uid == os.geteuid()]
+    return (
+        "the system" if places.is_of_system else f"the user {names[0] if names else os.geteuid()}"
+    )
 
 
 def _has_user(places: Places) -> bool:
@@ -261,9 +288,16 @@ def _program(name: str) -> str:
 def _link(places: Places) -> None:
     """Makes `collapipe` a command of the shell, unless another program has this name."""
     target = places.programs / "bin" / "collapipe"
-    if not os.path.lexists(places.command):
-        places.command.parent.mkdir(parents=True, exist_ok=True)
-        places.command.symlink_to(target)
+    try:
+        if places.command.is_symlink() and not places.command.exists():
+            places.command.unlink()  # It pointed to programs that are gone.
+        if not os.path.lexists(places.command):
+            places.command.parent.mkdir(parents=True, exist_ok=True)
+            places.command.symlink_to(target)
+    except OSError as error:
+        print(f"note: {places.command} cannot be made ({error.strerror})")
+    if not _is_ours(places):
+        print(f"note: {places.command} is not this program: run {target}")
 
 
 def _is_ours(places: Places) -> bool:
@@ -311,6 +345,9 @@ def main(arguments: list[str] | None = None) -> int:
             remove(places, has_systemd=runs_systemd(places))
         else:
             install(given.role, places, given.join, has_systemd=runs_systemd(places))
+    except KeyboardInterrupt:
+        print("interrupted: repeat this command", file=sys.stderr)
+        return 130
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -302,13 +302,15 @@ def _check_reaches_others(option: str, address: str) -> None:
             if ipaddress.ip_address(host).is_unspecified:
                 raise InvalidInputError(f"{option} {address}: is no address to call: {remedy}")
         return
-    with suppress(OSError, UnicodeError):
+    try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
-        if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
-            complain(
-                f"warning: {option} {address}: services on this machine take {host} for {min(found)}, where others cannot reach them: "
-                f"{remedy}"
-            )
+    except (OSError, UnicodeError):
+        complain(f"warning: {option} {address}: this machine does not know the name {host}")
+        return
+    if all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
+        complain(
+            f"warning: {option} {address}: services on this machine take {host} for {min(found)}, where others cannot reach them: {remedy}"
+        )
 
 
 def read_duration(option: str, text: str) -> datetime.timedelta:

@@ -68,7 +68,9 @@ def read_contexts() -> Contexts:
     """Reads the contexts; raises `CorruptDataError` if the file is damaged, or cannot be read."""
     file = contexts_file()
     try:
-        return _CONTEXTS.validate_python(read_document(file) or {})
+        return _CONTEXTS.validate_python(
+            read_document(file, "delete it, and add your contexts again, or join again") or {}
+        )
     except (ValidationError, OSError) as error:
         reason = first_mistake(error) if isinstance(error, ValidationError) else error.strerror
         raise CorruptDataError(

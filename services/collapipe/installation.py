@@ -4,10 +4,12 @@
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 LOCKS = {
@@ -19,6 +21,26 @@ LOCKS = {
 }
 """By role, the lock in `requirements` with its packages."""
 WITHOUT_TORCH = ("scheduler", "client")
+_SERVICE = (
+    "grpc",
+    "grpc_health",
+    "google.protobuf",
+    "prometheus_client",
+    "psutil",
+    "pydantic_settings",
+)
+_STAGE_HOST = (*_SERVICE, "numpy", "torch", "transformers", "peft", "safetensors", "re2")
+PACKAGES = {
+    "client": ("grpc", "psutil", "pydantic", "typer", "rich", "perfetto"),
+    "scheduler": (
+        *(*_SERVICE, "numpy", "scipy", "cvxpy", "numba", "dp_accounting", "httpx", "sacrebleu"),
+        *("starlette", "uvicorn"),
+    ),
+    "device-agent": _STAGE_HOST,
+    "control-unit": (*_STAGE_HOST, "tokenizers", "Crypto", "jinja2", "sacrebleu", "seqeval"),
+    "edge-server": (*_STAGE_HOST, "tokenizers", "Crypto"),
+}
+"""By role, the packages that it imports, some of them only when a job needs them."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +117,16 @@ def runs_systemd(places: Places) -> bool:
 
 @contextmanager
 def one_line_for_a_missing_package(role: str) -> Iterator[None]:
-    """Ends the process with one line if a package that is imported here is not installed."""
+    """Ends the process with one line if a package of a role is not installed. Ctrl-C in the block ends it without a traceback."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:  # Otherwise it is ignored, as in the background.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
+        for package in PACKAGES[role]:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
         yield
+        signal.signal(signal.SIGINT, handler)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("collapipe", "collapipe_client", ""):

@@ -3,12 +3,15 @@
 import os
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from collapipe.documents import hold_directory
 from collapipe.installation import (
     LOCKS,
+    PACKAGES,
     WITHOUT_TORCH,
     Places,
     one_line_for_a_missing_package,
@@ -196,3 +199,43 @@ def test_installed_service_joins_with_the_options_of_the_user_last(
     system = of_system("control-unit")
     with pytest.raises(installer().InstallError, match="leave sudo out"):
         installer().install("control-unit", system, token, has_systemd=False)
+
+
+def test_service_that_still_runs_is_not_removed(tmp_path: Path) -> None:
+    places = places_of("scheduler", is_root=False, home=tmp_path)
+    _made(places, "scheduler")
+    with hold_directory(places.state):
+        with pytest.raises(installer().InstallError, match=f"process {os.getpid()}"):
+            installer().remove(places, has_systemd=False)
+        assert (places.folder / "tls" / "key.pem").exists() and places.programs.exists()
+    installer().remove(places, has_systemd=False)
+    assert not places.programs.exists()
+
+
+def test_command_whose_programs_are_gone_is_made_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = places_of("client", is_root=False, home=tmp_path)
+    places.command.parent.mkdir(parents=True)
+    places.command.symlink_to(tmp_path / "gone")
+    installer()._link(places)
+    assert os.readlink(places.command) == str(places.programs / "bin" / "collapipe")
+    places.command.unlink()
+    places.command.write_text("mine")
+    installer()._link(places)
+    assert str(places.programs) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("role", PACKAGES)
+def test_package_that_a_job_needs_later_is_missed_at_the_start(
+    role: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(PACKAGES) == set(LOCKS)
+    assert [name for name in PACKAGES[role] if find_spec(name) is None] == []
+    last = PACKAGES[role][-1]
+    monkeypatch.setattr(
+        "collapipe.installation.find_spec", lambda name: None if name == last else find_spec(name)
+    )
+    with pytest.raises(SystemExit), one_line_for_a_missing_package(role):
+        pytest.fail("it starts")
+    assert f"{last} is not installed" in capsys.readouterr().err

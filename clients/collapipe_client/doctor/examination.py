@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from collapipe.errors import CollapipeError
+from collapipe.installation import PACKAGES
 from collapipe.telemetry.sensors import processor_celsius
 from collapipe_client.doctor import kernel, machine, peers, ports
 from collapipe_client.doctor.box_settings import BoxSettings, Role
@@ -28,7 +29,7 @@ def examine(
     """
     checks = _examine_machine(settings.state_dir or workspace, settings, role)
     if role is None:
-        checks += [machine.check_packages(each) for each in machine.PACKAGES]
+        checks += [machine.check_packages(each) for each in PACKAGES]
     else:
         checks += _examine_ports(settings, role)
         checks.append(machine.check_packages(role, needed=True))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from collapipe.installation import PACKAGES
 from collapipe_client.doctor.check import Check
 from collapipe_client.doctor.kernel import text_of
 from collapipe_client.workspace import free_disk_bytes
@@ -19,17 +20,6 @@ import json, torch
 device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda or "", "device": device}))
 """
-_STAGE_HOST = ["grpc", "grpc_health", "pydantic_settings", "prometheus_client", "safetensors"]
-PACKAGES = {
-    "client": ["grpc", "psutil", "pydantic", "typer", "rich"],
-    "scheduler": [
-        *("grpc", "grpc_health", "pydantic_settings", "cvxpy", "dp_accounting", "numba", "httpx")
-    ],
-    "device-agent": [*_STAGE_HOST, "transformers", "torch"],
-    "control-unit": [*_STAGE_HOST, "transformers", "tokenizers", "Crypto", "torch"],
-    "edge-server": [*_STAGE_HOST, "transformers", "tokenizers", "Crypto", "torch"],
-}
-"""The packages that a role imports."""
 _TESTED_MACHINES = ("x86_64", "aarch64", "arm64", "AMD64")
 _VENDOR_TORCH = "run the container with the vendor's torch (deploy/jetson/README.md), and install no other torch over it"
 _INSTALL_TORCH = "python -m pip install 'torch>=2.6' (on arm64 'torch>=2.6,<2.9', elsewhere from PyTorch's CPU index)"

@@ -9,6 +9,7 @@ from collapipe.certificates import pki
 from collapipe.certificates.identity import Identity, is_host_name
 from collapipe.certificates.pki import Chain, HolderCertificate
 from collapipe.certificates.private_files import (
+    files_in,
     make_folder,
     read_if_valid,
     read_required,
@@ -70,7 +71,7 @@ class IssuedCertificates:
 
     def remove_all(self) -> None:
         """Deletes the certificates of all holders."""
-        for path in list(self._folder.glob("*.pem")):
+        for path in files_in(self._folder, ".pem"):
             path.unlink(missing_ok=True)
 
     def check_names_free(self, identity: Identity, hosts: Iterable[str]) -> None:
@@ -99,5 +100,6 @@ class IssuedCertificates:
     def _all(self) -> dict[Path, Chain]:
         remedy = "restore it or delete it"
         return {
-            path: read_required(path, pki.read_chain, remedy) for path in self._folder.glob("*.pem")
+            path: read_required(path, pki.read_chain, remedy)
+            for path in files_in(self._folder, ".pem")
         }

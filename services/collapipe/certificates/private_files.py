@@ -4,7 +4,7 @@ import errno
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -60,6 +60,13 @@ def make_folder(path: Path) -> None:
     """Creates a folder if it does not exist. Raises `InvalidInputError` if that is not possible."""
     with file_errors(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def files_in(folder: Path, suffix: str) -> list[Path]:
+    """Returns the files of a folder with a suffix; none if there is no folder. Unlike `Path.glob`, it names a folder that it cannot read."""
+    with file_errors(folder), suppress(FileNotFoundError):
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(suffix))
+    return []
 
 
 def read_required(path: Path, parse: Callable[[bytes], T], remedy: str) -> T:

@@ -14,6 +14,7 @@ from collapipe.certificates import pki
 from collapipe.certificates.pki import Clock
 from collapipe.certificates.private_files import (
     OWNER_ONLY,
+    files_in,
     make_folder,
     read_authority_key,
     read_required,
@@ -91,7 +92,7 @@ class RootFolder:
         """Returns a list without keys that revokes every issuing authority of this root but one."""
         made = [
             read_required(path, pki.read_certificate, "restore it from a backup")
-            for path in sorted(self._issuers.glob("*.pem"))
+            for path in files_in(self._issuers, ".pem")
         ]
         keys = [pki.key_sha256(one) for one in made if one != kept]
         return sign_issuers(keys, self._key)

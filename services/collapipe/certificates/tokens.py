@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from pydantic import AwareDatetime, BaseModel, PlainSerializer, PlainValidator, ValidationError
 
 from collapipe.certificates.identity import Identity
-from collapipe.certificates.private_files import file_errors
+from collapipe.certificates.private_files import file_errors, files_in
 from collapipe.documents import read_document, sync_directory, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
 from collapipe.v1.enrollment_pb2 import JoinToken
@@ -136,7 +136,7 @@ class TokenStore:
     def delete_of(self, identity: Identity) -> int:
         """Deletes the tokens of a holder, and returns their number."""
         number = 0
-        for path in list(self._folder.glob("*.json")):
+        for path in files_in(self._folder, ".json"):
             grant = _read_grant(path)
             if grant is not None and grant.identity.is_same_holder(identity):
                 path.unlink(missing_ok=True)
@@ -145,12 +145,12 @@ class TokenStore:
 
     def delete_all(self) -> None:
         """Deletes all tokens, used or not."""
-        for path in list(self._folder.glob("*.json")):
+        for path in files_in(self._folder, ".json"):
             path.unlink(missing_ok=True)
 
     def delete_old(self, now: datetime.datetime) -> None:
         """Deletes tokens that expired a month ago, used or not."""
-        for path in list(self._folder.glob("*.json")):
+        for path in files_in(self._folder, ".json"):
             grant = _read_grant(path)
             if grant is not None and grant.expires + _REMEMBERED <= now:
                 path.unlink(missing_ok=True)

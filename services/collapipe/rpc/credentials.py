@@ -17,6 +17,7 @@ from collapipe.certificates.pki import read_chain
 from collapipe.certificates.private_files import read_required
 from collapipe.certificates.revoked_keys import RevokedKeyList
 from collapipe.certificates.signatures import GRANT, Signer, check_signature
+from collapipe.documents import no_permission
 from collapipe.errors import CollapipeError, InvalidInputError, WrongStateError
 from collapipe.v1.enrollment_pb2 import SignedRevokedKeys
 
@@ -304,6 +305,8 @@ class Security:
             context.minimum_version = ssl.TLSVersion.TLSv1_2
             try:
                 context.load_verify_locations(self.ca)
+            except PermissionError as error:
+                raise InvalidInputError(no_permission(self.ca, error)) from None
             except OSError as error:
                 raise InvalidInputError(
                     f"--tls-ca {self.ca}: the file has no certificate in PEM ({error}); {_REMEDY}"
@@ -311,6 +314,10 @@ class Security:
             try:
                 # With an empty password, an encrypted key fails instead of asking for a password.
                 context.load_cert_chain(str(self.certificate), self.key, password="")
+            except PermissionError as error:
+                can_read = os.access(self.certificate or "", os.R_OK)
+                hidden = self.key if can_read else self.certificate
+                raise InvalidInputError(no_permission(hidden, error)) from None
             except OSError as error:
                 raise InvalidInputError(
                     f"--tls-cert {self.certificate}, --tls-key {self.key}: they are no certificate with its unencrypted key "

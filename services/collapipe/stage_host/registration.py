@@ -92,7 +92,8 @@ class Registration:
             # A busy scheduler may end a call at its deadline before this host does. The call then looks cancelled.
             except (PeerLostError, CancelledError) as error:
                 failures += 1
-                logger.info("cannot reach the scheduler (try %d): %s", failures, error)
+                if failures & (failures - 1) == 0:  # 1, 2, 4, 8 and so on: it may be away for days.
+                    logger.info("cannot reach the scheduler (try %d): %s", failures, error)
                 self._closed.wait(_RETRY_SECONDS)
             except CollapipeError as error:
                 logger.error("the scheduler refuses this host: %s", error)

@@ -391,7 +391,8 @@ def test_control_unit_is_told_where_its_data_is(served: Served, home: Path) -> N
     assert f"only in {folder}/state/data" in collapipe("join", token).stdout
     assert joined(token, "--data-root", "/srv/texts")["changed"] == {"data_root": "/srv/texts"}
     assert read_toml(folder / "control-unit.toml", "")["data_root"] == "/srv/texts"
-    assert "only in /srv/texts" in collapipe("join", token).stdout
+    said = collapipe("join", token).stdout
+    assert "only in /srv/texts" in said and "warning: /srv/texts is no folder" in said
     assert "--data-root" in refused("join", served.token("scheduler:s"), "--data-root", "/srv")
 
 
@@ -570,7 +571,10 @@ def test_token_of_another_role_is_refused_before_it_is_used(served: Served, tmp_
     token = served.token("edge-server:edge")
     said = refused("join", token, "--folder", tmp_path / "box", "--role", "scheduler")
     assert "edge-server:edge" in said and "token of the scheduler" in said
+    assert "edge" in refused("join", token, "--folder", tmp_path / "box", "--role", "client")
     assert joined(token, "--folder", tmp_path / "box", "--role", "edge-server")["joined_now"]
+    boss = served.token("admin:boss")
+    assert joined(boss, "--folder", tmp_path / "boss", "--role", "client")["joined_now"]
 
 
 def test_renew_replaces_the_certificate_and_keeps_the_key(served: Served, tmp_path: Path) -> None:

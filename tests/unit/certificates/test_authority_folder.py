@@ -375,3 +375,17 @@ def test_passphrase_does_not_matter_for_a_key_without_one(
 ) -> None:
     monkeypatch.setenv(PASSPHRASE_VARIABLE, "anything")
     AuthorityFolder(folder)
+
+
+def test_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    authority: AuthorityFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority.make_token(DEVICE, [], HOUR)
+
+    def listdir(folder: Path) -> list[str]:  # root may read everything
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.listdir", listdir)
+    for act in (authority.certificates, lambda: authority.revoke(DEVICE)):
+        with pytest.raises(InvalidInputError, match="Permission denied"):
+            act()
