@@ -22,7 +22,7 @@ from collapipe.certificates.identity import (
 )
 from collapipe.certificates.pki import HolderCertificate
 from collapipe.certificates.tokens import decode_token
-from collapipe.errors import CollapipeError, InvalidInputError
+from collapipe.errors import CollapipeError, InvalidInputError, NotPermittedError
 from collapipe.installation import Places, own_places, runs_systemd
 from collapipe.protocol import why_not_understood
 from collapipe.rpc import call, open_authority_channel
@@ -354,7 +354,10 @@ def _enroll(
             nonlocal observed
             message = EnrollRequest(secret=token.secret, certificate_request=request)
             method = EnrollmentServiceStub(channel).Enroll
-            answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
+            try:
+                answer = call(method, message, _peer(address), _DEADLINE_SECONDS)
+            except (InvalidInputError, NotPermittedError) as error:
+                raise type(error)(f"{_peer(address)} says: {error}") from error
             observed = answer.observed_host
             return pki.read_chain(answer.certificate)
 

@@ -37,6 +37,8 @@ from collapipe.certificates.private_files import (
 from collapipe.documents import read_document, write_document
 from collapipe.errors import InvalidInputError, NotPermittedError
 
+_RESERVED_BYTES = 64 << 10
+"""More than the files that are written after the authority has answered."""
 _STRING = r'"(?:[^"\\\n]|\\.)*"|' + r"'[^'\n]*'"
 """A string of TOML in one line."""
 _JOIN_AGAIN = "join again with a new token of `collapipe certs token`"
@@ -81,8 +83,8 @@ class BoxFolder:
     ) -> HolderCertificate:
         """Creates a key, gets a certificate for it and puts both into the folder, or changes nothing.
 
-        The key is written before the request is sent, so that an error of the file system does not waste the
-        token.
+        The key is written before the request is sent, with a reserve for what follows, so that an error of the file system does not
+        waste the token.
 
         Args:
             identity: The identity that the certificate must have.
@@ -102,7 +104,10 @@ class BoxFolder:
             key = pki.new_key()
             write_file(incoming / "key.pem", pki.key_pem(key), OWNER_ONLY)
             write_file(incoming / "ca.pem", pki.pem(root))
+            reserve = incoming / "reserve"
+            write_file(reserve, os.urandom(_RESERVED_BYTES), OWNER_ONLY)
             chain = enroll(pki.build_request(identity, hosts, key))
+            reserve.unlink()
             _check_answer(chain, identity, root)
             if not pki.is_of_key(chain.certificate, key.public_key()):
                 raise InvalidInputError(
