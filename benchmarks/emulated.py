@@ -13,7 +13,7 @@ from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Em
 from collapipe.emulation.links import LinkDescription
 from collapipe.errors import InfeasibleError
 from collapipe.job import JobConfig
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.planning.decisions import RoundDecision
 from collapipe_client import CollaPipeClient, LocalTestbed
 from collapipe_client.emulation_check import EmulationReading
 from collapipe_client.testbed_processes import Device

@@ -23,7 +23,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from collapipe.job import JobConfig
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.planning.decisions import RoundDecision
 from collapipe_client import CollaPipeClient, LocalTestbed
 
 MINI_BATCH = 64

@@ -1,8 +1,5 @@
 """The `collapipe plan estimate` command: whether a model fits on some boxes, and how long a round takes there."""
 
-import json
-import subprocess
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +12,6 @@ from collapipe.errors import CollapipeError, InvalidInputError
 from collapipe_client.box_options import BOX_FORM, read_boxes
 from collapipe_client.cli_options import AsJson, JobFile, Preset, Settings
 from collapipe_client.job_files import read_job
-from collapipe_client.processes import child_environment
 from collapipe_client.reporting import FAILED, exit_codes, plain_table, print_json, print_table, say
 
 _SHORT_NAMES = ", ".join(profile.short_name for profile in DEVICE_PROFILES.values())
@@ -80,23 +76,14 @@ def _read_box(text: str | None, option: str) -> dict[str, Any] | None:
 
 
 def ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Runs the estimate in a process, because it is a part of the scheduler, which clients do not import."""
-    done = subprocess.run(
-        [sys.executable, "-m", "collapipe.scheduler.estimate"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-    )
-    if done.returncode == 2:
-        # Lines of a log may stand before the error.
-        raise InvalidInputError(done.stderr.strip().rpartition("\n")[2])
-    if done.returncode:
+    """Returns the estimate for a request, both as JSON objects."""
+    try:
+        from collapipe.planning.estimate import estimate  # Only this command needs its packages.
+    except ModuleNotFoundError as error:
         raise CollapipeError(
-            f"the estimate failed; it needs the packages of 'collapipe[control,scheduler]': {done.stderr.strip()}"
-        )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+            f"the estimate needs the package {error.name}: install 'collapipe[control,scheduler]'"
+        ) from error
+    return estimate(request).model_dump(mode="json")
 
 
 def say_estimate(answer: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("playwright", reason="needs the Python package playwright")
 
 from benchmarks.browser import PHONE, SCREEN
+from planned_jobs import Rounds, hosts, job
 from playwright.sync_api import Browser, Page, expect
 from unit.client.test_hostile_report import hostile as hostile_records
-from unit.scheduler.jobs import Rounds, hosts, job
 from unit.scheduler.test_page_snapshot import World
 
 from collapipe.documents import read_document

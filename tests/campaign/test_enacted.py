@@ -17,7 +17,7 @@ from collapipe.documents import read_document
 from collapipe.emulation.emulation_file import EmulatedDevice, EmulatedRadio, Emulation
 from collapipe.emulation.links import LinkDescription
 from collapipe.job import JobConfig
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.planning.decisions import RoundDecision
 from collapipe.v1.plan_pb2 import Plan
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_certificates import PROMETHEUS

@@ -10,7 +10,7 @@ from stored_jobs import StoredRow, stored_ids
 
 from collapipe.database import FILE_NAME
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.planning.decisions import RoundDecision
 from collapipe_client import LocalTestbed
 from collapipe_client.testbed_processes import Device
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from collapipe.emulation.boxes import Box
-from collapipe.scheduler.decisions import RoundDecision
-from collapipe.scheduler.estimate import Estimator, count_in_process
-from collapipe.scheduler.estimate_documents import Request
+from collapipe.planning.decisions import RoundDecision
+from collapipe.planning.estimate import Estimator, count_in_process
+from collapipe.planning.estimate_documents import Request
 from collapipe_client import LocalTestbed
 from collapipe_client.training import how_to_load
 from integration.running import run_job

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from collapipe.job import JobConfig
+from collapipe.planning.job_hosts import JobHosts
 from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.planner import Planner

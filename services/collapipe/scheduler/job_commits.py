@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from collapipe.database import NOT_STORED
 from collapipe.errors import InvalidInputError
 from collapipe.job_life.commits import Beginning, Kept, can_catch_up, usable, where_to_begin
+from collapipe.planning.decisions import RoundDecision
 from collapipe.scheduler.attempt_facts import commits_of, name_of
 from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.catching_up import committed_rounds
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.rollback import go_to_commit
 from collapipe.v1 import (
     edge_server_pb2,

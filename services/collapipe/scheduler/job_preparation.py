@@ -27,15 +27,15 @@ from collapipe.errors import (
 from collapipe.evaluation import first_places
 from collapipe.finding import Finding, in_order, shortened
 from collapipe.job import JobConfig
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.job_warnings import find_passes
+from collapipe.planning.round_problem import ModelSizes
 from collapipe.rpc import impossible_value
 from collapipe.rpc.finding_messages import from_message, harmless
 from collapipe.rpc.options import MAX_MESSAGE_BYTES
 from collapipe.scheduler.host_calls import HostCalls, told_by
-from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import begins_anew
-from collapipe.scheduler.job_warnings import find_passes
-from collapipe.scheduler.round_problem import ModelSizes
 from collapipe.v1 import (
     control_unit_pb2,
     edge_server_pb2,

@@ -4,12 +4,12 @@ import logging
 from typing import Any
 
 from collapipe.database import NOT_STORED
+from collapipe.planning.job_warnings import FlatLoss, OneAnswer, WaitingDevices
+from collapipe.planning.planner_state import PlannerState
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import timestamp_after
 from collapipe.scheduler.job_documents import JobDocument, RoundResult
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.job_warnings import FlatLoss, OneAnswer, WaitingDevices
-from collapipe.scheduler.planner_state import PlannerState
 from collapipe.telemetry import metrics
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 

@@ -22,18 +22,19 @@ from collapipe.job_life.failures import failure_of
 from collapipe.job_life.job_devices import JobDevices
 from collapipe.job_life.job_run import JobState
 from collapipe.job_life.tries import GivesUp, Tries
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.rpc import ChannelPool, why_unreachable
 from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_choice import Choice, Gap, choose, lacking_hosts
 from collapipe.scheduler.host_registry import SILENCE_SECONDS, HostRegistry, timestamp_after
 from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_end import say_end
-from collapipe.scheduler.job_hosts import Choice, Gap, JobHosts, choose, lacking_hosts
 from collapipe.scheduler.job_preparation import JobPreparation, PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.job_warnings import few_rows, long_warm_up, random_base, slow_emulation
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.scheduler.planner import Planner
 from collapipe.scheduler.round_runner import Reusable, RoundRunner

@@ -19,10 +19,10 @@ from collapipe.documents import decode_json
 from collapipe.errors import CorruptDataError, InvalidInputError, NotFoundError, WrongStateError
 from collapipe.job import JobConfig
 from collapipe.mistakes import first_mistake
+from collapipe.planning.planner_state import PlannerState
 from collapipe.scheduler.grant_numbers import GrantNumbers
 from collapipe.scheduler.job_documents import JobDocument, JobEvents, RoundDocument, RoundResult
 from collapipe.scheduler.older_documents import take_over_documents
-from collapipe.scheduler.planner_state import PlannerState
 from collapipe.storage_service import DumpedRow
 from collapipe.v1 import plan_pb2, scheduler_pb2
 

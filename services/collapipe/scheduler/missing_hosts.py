@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from collapipe.scheduler.host_choice import Gap
 from collapipe.scheduler.host_registry import HostRegistry
-from collapipe.scheduler.job_hosts import Gap
 from collapipe.v1 import scheduler_pb2
 
 _LOST = scheduler_pb2.INCIDENT_CODE_HOST_LOST

@@ -7,12 +7,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 from collapipe.errors import AttemptFailedError, InfeasibleError, NotFoundError, PeerLostError
+from collapipe.planning.job_hosts import JobHosts
 from collapipe.rpc import SIGN_OF_LIFE_SECONDS, ChannelPool, grant_of, sign_grant
 from collapipe.rpc.finding_messages import harmless
 from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.host_choice import choose_hosts
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_documents import JobDocument
-from collapipe.scheduler.job_hosts import JobHosts, choose_hosts
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.plan_messages import equal_plan, with_addresses
 from collapipe.v1 import (

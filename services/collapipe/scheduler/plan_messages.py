@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from collapipe.allocation import ClusterPlan, LinkPlan, RadioLink, RoundPlan, RoundProblem
 from collapipe.codec_numbers import CODECS_BY_NAME
-from collapipe.scheduler.decisions import RoundDecision, decide_again
-from collapipe.scheduler.job_hosts import JobHosts
+from collapipe.planning.decisions import RoundDecision, decide_again
+from collapipe.planning.job_hosts import JobHosts
 from collapipe.v1 import plan_pb2
 
 

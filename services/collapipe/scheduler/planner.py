@@ -17,8 +17,7 @@ from collapipe.allocation import RoundPlan, idle_joules, reference_seconds
 from collapipe.errors import AttemptFailedError, InfeasibleError
 from collapipe.evaluation import evaluation_delay
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool
-from collapipe.scheduler.decisions import (
+from collapipe.planning.decisions import (
     Question,
     RoundDecision,
     decide,
@@ -27,13 +26,14 @@ from collapipe.scheduler.decisions import (
     link_shares,
     num_moved_blocks,
 )
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.knowledge import HostKnowledge, Knowledge
+from collapipe.planning.planner_state import PlannerState
+from collapipe.planning.round_problem import ModelSizes, build_problem
+from collapipe.rpc import ChannelPool
 from collapipe.scheduler.host_calls import start_detached
-from collapipe.scheduler.job_hosts import JobHosts
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge
 from collapipe.scheduler.plan_messages import to_messages
-from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.profiling import Ask, Explorer, profile_hosts, without_unknown
-from collapipe.scheduler.round_problem import ModelSizes, build_problem
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates

@@ -12,11 +12,11 @@ from typing import Any
 from collapipe.allocation import RoundPlan
 from collapipe.errors import CancelledError, CollapipeError, PeerLostError
 from collapipe.job import JobConfig
+from collapipe.planning.decisions import hosts_of, link_shares
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.round_problem import blocks_beyond_devices, link_pairs
 from collapipe.rpc import ChannelPool, impossible_value
-from collapipe.scheduler.decisions import hosts_of, link_shares
-from collapipe.scheduler.job_hosts import JobHosts
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.round_problem import blocks_beyond_devices, link_pairs
 from collapipe.v1 import (
     link_pb2,
     link_pb2_grpc,

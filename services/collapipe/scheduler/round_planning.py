@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from collapipe.errors import InfeasibleError, InvalidInputError
+from collapipe.planning.decisions import RoundDecision
 from collapipe.scheduler.attempt_tools import AttemptTools
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.v1 import plan_pb2, scheduler_pb2
 

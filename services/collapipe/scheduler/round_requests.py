@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from collapipe.planning.decisions import RoundDecision
 from collapipe.rpc import grant_of, sign_grant
 from collapipe.scheduler.attempt_tools import AttemptTools
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.v1 import control_unit_pb2, plan_pb2
 

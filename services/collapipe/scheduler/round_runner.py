@@ -28,16 +28,16 @@ from collapipe.job_life.commits import Kept
 from collapipe.job_life.failing_clusters import FailingClusters
 from collapipe.job_life.failures import failure_of
 from collapipe.job_life.tries import Failure, Kind
+from collapipe.planning.decisions import RoundDecision
+from collapipe.planning.plan_change import say_change
 from collapipe.scheduler.attempt_facts import attempt_rules, committed, name_of
 from collapipe.scheduler.attempt_tools import AttemptTools
 from collapipe.scheduler.catching_up import catch_up, forget_moments
 from collapipe.scheduler.cluster_calls import ClusterCalls
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.evaluations import Evaluations
 from collapipe.scheduler.job_commits import JobCommits
 from collapipe.scheduler.job_documents import RoundDocument
 from collapipe.scheduler.masking_calls import MaskingCalls
-from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.round_planning import RoundPlanning
 from collapipe.scheduler.round_requests import RoundRequests
 from collapipe.scheduler.unusual_changes import UnusualChanges

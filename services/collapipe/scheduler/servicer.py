@@ -19,6 +19,8 @@ from collapipe.errors import (
     OtherVersionError,
     WrongStateError,
 )
+from collapipe.planning.decisions import RoundDecision
+from collapipe.planning.explanation import explain, idle_reasons
 from collapipe.protocol import OURS
 from collapipe.rpc import (
     SIGN_OF_LIFE_SECONDS,
@@ -35,9 +37,7 @@ from collapipe.rpc import (
 )
 from collapipe.scheduler.calls_back import check_is_reached, find_twin
 from collapipe.scheduler.client_limits import check_may_wait, read_job
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
-from collapipe.scheduler.explanation import explain, idle_reasons
 from collapipe.scheduler.host_claims import check_claims
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.host_rows import collect_rows

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from collapipe.errors import CollapipeError
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.knowledge import Knowledge
 from collapipe.scheduler.host_registry import EDGE_SERVER
-from collapipe.scheduler.job_hosts import JobHosts
-from collapipe.scheduler.knowledge import Knowledge
 from collapipe.telemetry import metrics
 from collapipe.telemetry.estimates import Estimates, estimate
 from collapipe.telemetry.known_hosts import KnownHost, KnownHosts

@@ -3,19 +3,14 @@
 import re
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import SimpleNamespace
 
 import pytest
-from pydantic import ValidationError
 
 from collapipe.emulation.device_profiles import device_profile
 from collapipe.emulation.emulation_file import EmulatedDevice, Emulation
-from collapipe.errors import CollapipeError
-from collapipe.scheduler.estimate import Estimator
-from collapipe.scheduler.estimate_documents import Request
+from collapipe.planning import estimate
 from collapipe.stage_runtime.unit_counts import count_jobs
 from collapipe.v1.scheduler_pb2 import (
     HOST_ROLE_CONTROL_UNIT,
@@ -24,7 +19,6 @@ from collapipe.v1.scheduler_pb2 import (
     HostStatus,
     JobStatus,
 )
-from collapipe_client import estimate_command
 from collapipe_client.box_options import read_boxes
 from collapipe_client.dry_run import site_here
 from collapipe_client.job_files import load_preset
@@ -39,20 +33,9 @@ _TINY = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
 
 
 @pytest.fixture(autouse=True)
-def _estimates_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Estimates in the process of the test, instead of in two that import a scheduler and models."""
-    monkeypatch.setattr(estimate_command, "subprocess", SimpleNamespace(run=_estimate))
-
-
-def _estimate(line: list[str], *, input: str, **options: object) -> "CompletedProcess[str]":
-    assert line[1:] == ["-m", "collapipe.scheduler.estimate"]
-    try:
-        request = Request.model_validate_json(input)
-        count = partial(count_jobs, timed=request.core_share is not None)
-        answer = Estimator(request, count).estimate().model_dump_json()
-    except (CollapipeError, ValidationError) as error:
-        return CompletedProcess(line, 2, "", "; ".join(str(error).splitlines()))
-    return CompletedProcess(line, 0, answer, "")
+def _counts_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts units in the process of the test, instead of in one that imports models."""
+    monkeypatch.setattr(estimate, "count_in_process", count_jobs)
 
 
 @pytest.fixture

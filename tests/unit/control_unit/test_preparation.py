@@ -11,10 +11,10 @@ from reference.tiny_jobs import make_job
 from collapipe.control_unit import servicer
 from collapipe.errors import CollapipeError
 from collapipe.job import JobConfig
+from collapipe.planning.job_hosts import ClusterHosts, JobHosts
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.host_registry import CONTROL_UNIT, EDGE_SERVER
-from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
 from collapipe.scheduler.job_preparation import JobPreparation
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from planned_jobs import Clock, job
 
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.job_documents import JobDocument
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
-
-from .jobs import Clock, job
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from planned_jobs import job, serving
 
 from collapipe.certificates import Identity
 from collapipe.errors import InfeasibleError, InvalidInputError
@@ -19,8 +20,6 @@ from collapipe.scheduler.retention import Retention
 from collapipe.scheduler.servicer import SchedulerServicer
 from collapipe.v1 import scheduler_pb2, scheduler_pb2_grpc
 from collapipe_client import CollaPipeClient
-
-from .jobs import job, serving
 
 
 def context_of(client: str) -> Any:

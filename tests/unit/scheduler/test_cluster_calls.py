@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from planned_jobs import SIZES, Clock, hosts, published, serving
 
 from collapipe.errors import (
     AttemptFailedError,
@@ -33,8 +34,6 @@ from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.round_progress import RoundProgress, limit_seconds
 from collapipe.v1 import control_unit_pb2, control_unit_pb2_grpc, job_pb2, plan_pb2
-
-from .jobs import SIZES, Clock, hosts, published, serving
 
 LIMIT_SECONDS = 60.0
 

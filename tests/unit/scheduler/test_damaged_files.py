@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 from damaged_files import damage_values
+from planned_jobs import hosts, job, knowledge
 from stored_jobs import StoredRow
 
 from collapipe.database import FILE_NAME
 from collapipe.errors import CollapipeError, CorruptDataError
+from collapipe.planning.planner_state import PlannerState
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.job_documents import RoundResult
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.planner_state import PlannerState
 from collapipe.v1.job_pb2 import Evaluation
 from collapipe.v1.scheduler_pb2 import (
     JOB_STATE_SUCCEEDED,
@@ -22,7 +23,6 @@ from collapipe.v1.scheduler_pb2 import (
     RoundCommitted,
 )
 
-from .jobs import hosts, job, knowledge
 from .test_job_store import attempt_of
 
 

@@ -5,12 +5,16 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from planned_jobs import Clock
+from planned_jobs import job as make_job
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
 
 from collapipe.errors import NotFoundError, WrongStateError
 from collapipe.job import JobConfig
+from collapipe.planning.job_hosts import JobHosts
 from collapipe.scheduler import host_registry
+from collapipe.scheduler.host_choice import Gap, choose_hosts
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
@@ -18,12 +22,8 @@ from collapipe.scheduler.host_registry import (
     SILENCE_SECONDS,
     HostRegistry,
 )
-from collapipe.scheduler.job_hosts import Gap, JobHosts, choose_hosts
 from collapipe.scheduler.missing_hosts import MissingHosts
 from collapipe.v1.scheduler_pb2 import Host, IncidentCode, MissingHost
-
-from .jobs import Clock
-from .jobs import job as make_job
 
 
 def device(name: str, cluster: int = 0, incarnation: str = "first") -> Host:

@@ -6,6 +6,7 @@ from typing import cast
 
 import grpc
 import pytest
+from planned_jobs import serving
 
 from collapipe.control_unit.recorded_rows import RecordedRows
 from collapipe.errors import CorruptDataError, InvalidInputError
@@ -16,8 +17,6 @@ from collapipe.storage_service import DumpedRow, StorageServicer
 from collapipe.v1 import scheduler_pb2, storage_pb2, storage_pb2_grpc
 from collapipe.v1.scheduler_pb2 import DumpJobResponse
 from collapipe.weights.blob_store import JobStores
-
-from .jobs import serving
 
 ROW = DumpedRow("last_commit", None, "x" * 2_500_000)
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from planned_jobs import Source, hosts, published
 
 from collapipe.errors import AttemptFailedError, InfeasibleError
 from collapipe.rpc import ChannelPool
@@ -16,8 +17,6 @@ from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.v1 import scheduler_pb2
 from collapipe.v1.scheduler_pb2 import IncidentCode
-
-from .jobs import Source, hosts, published
 
 FAILED = scheduler_pb2.INCIDENT_CODE_ATTEMPT_FAILED
 WAITING = scheduler_pb2.INCIDENT_CODE_WAITING_FOR_HOSTS

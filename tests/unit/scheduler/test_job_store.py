@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_jobs import Clock, job
 from stored_jobs import StoredRow, refusing_writes, stored_ids
 
 from collapipe.data.rows import READING_VERSION
@@ -26,8 +27,6 @@ from collapipe.scheduler.retention import Retention
 from collapipe.v1 import job_pb2, plan_pb2, scheduler_pb2
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import RoundCommitted
-
-from .jobs import Clock, job
 
 
 def named(name: str) -> JobConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_jobs import NO_STATE, hosts, job, published, serving
 from stored_jobs import StoredRow, refusing_writes
 
 from collapipe.database import Database
@@ -22,14 +23,8 @@ from collapipe.errors import (
 )
 from collapipe.finding import MOST_LINES
 from collapipe.job import JobConfig
-from collapipe.rpc import ChannelPool
-from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.job_hosts import JobHosts
-from collapipe.scheduler.job_preparation import JobPreparation, describe_data
-from collapipe.scheduler.job_progress import JobProgress
-from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.job_warnings import (
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.job_warnings import (
     FlatLoss,
     OneAnswer,
     WaitingDevices,
@@ -39,6 +34,12 @@ from collapipe.scheduler.job_warnings import (
     random_base,
     slow_emulation,
 )
+from collapipe.rpc import ChannelPool
+from collapipe.scheduler.events import EventLog
+from collapipe.scheduler.host_calls import HostCalls
+from collapipe.scheduler.job_preparation import JobPreparation, describe_data
+from collapipe.scheduler.job_progress import JobProgress
+from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.unusual_changes import UnusualChanges, unusual_clusters
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import control_unit_pb2_grpc, edge_server_pb2_grpc, scheduler_pb2
@@ -55,8 +56,6 @@ from collapipe.v1.scheduler_pb2 import (
     RoundCommitted,
 )
 from collapipe_client import load_preset
-
-from .jobs import NO_STATE, hosts, job, published, serving
 
 
 def with_data(kind: str = "classification", **data: Any) -> JobConfig:
@@ -536,7 +535,7 @@ def test_flat_end_after_a_fall_a_warm_up_and_a_resumed_job_are_not_told() -> Non
 
 
 def test_loss_of_a_long_job_is_looked_at_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collapipe.scheduler.job_warnings._MOST_LOSSES", 64)
+    monkeypatch.setattr("collapipe.planning.job_warnings._MOST_LOSSES", 64)
     config = load_preset("demo", ["training.rounds=60"])
     assert train(config, lambda step: 2.0, noise=0.03)
     assert not train(config, lambda step: 2.0 / (1 + step / 600))

@@ -10,21 +10,20 @@ from typing import Any, Literal
 
 import grpc
 import pytest
+from planned_jobs import hosts, job, serving
 
 from collapipe.allocation import ClusterPlan, LinkPlan, StagePlan
 from collapipe.errors import CancelledError, InvalidInputError, PeerLostError
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.round_problem import link_pairs
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler import profiling
 from collapipe.scheduler.host_calls import HostCalls
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.round_problem import link_pairs
 from collapipe.telemetry.estimates import ClusterEstimate, Estimates, HostEstimate, LinkEstimate
 from collapipe.v1 import link_pb2_grpc
 from collapipe.v1.link_pb2 import MeasureLinkRequest, MeasureLinkResponse
 from collapipe.v1.plan_pb2 import ModelSpec
 from collapipe.v1.profile_pb2 import ProfileBlockResponse
-
-from .jobs import hosts, job, serving
 
 UNREACHABLE = "device-1"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_jobs import NO_STATE, Rounds, hosts, knowledge
 from stored_jobs import StoredRow, stored_ids
 
 from collapipe.errors import CorruptDataError, NotFoundError
@@ -21,8 +22,6 @@ from collapipe.scheduler.web.report import events_of, report
 from collapipe.v1.job_pb2 import Evaluation, RoundSummary
 from collapipe.v1.plan_pb2 import Commit
 from collapipe.v1.scheduler_pb2 import JOB_STATE_CANCELLED, RoundCommitted
-
-from .jobs import NO_STATE, Rounds, hosts, knowledge
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from planned_jobs import Clock, Rounds, Source, hosts, job
 
 from collapipe.errors import NotFoundError, NotPermittedError
+from collapipe.planning.job_hosts import JobHosts
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
@@ -19,7 +21,6 @@ from collapipe.scheduler.host_registry import (
     HostRegistry,
 )
 from collapipe.scheduler.job_documents import JobDocument, RoundDocument
-from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_store import JobStore
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.scheduler.web import job_values, snapshot
@@ -30,8 +31,6 @@ from collapipe.telemetry.sources import Series
 from collapipe.v1 import plan_pb2, scheduler_pb2
 from collapipe.v1.job_pb2 import Evaluation, RoundProgress
 from collapipe.v1.scheduler_pb2 import Host, Incident, RoundCommitted, RoundStarted
-
-from .jobs import Clock, Rounds, Source, hosts, job
 
 LIMIT_SECONDS = 60.0
 

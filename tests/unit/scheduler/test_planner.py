@@ -9,27 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planned_jobs import SIZES, Clock, Rounds, Source, hosts, job, knowledge, summary
 from stored_jobs import StoredRow
 
 from collapipe.allocation import ClusterPlan, LinkPlan, RoundPlan, StagePlan
 from collapipe.errors import InfeasibleError, InvalidInputError, PeerLostError
 from collapipe.job import JobConfig
-from collapipe.scheduler.decisions import RoundDecision, hosts_of
-from collapipe.scheduler.explanation import explain
+from collapipe.planning.decisions import RoundDecision, hosts_of
+from collapipe.planning.explanation import explain
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.planner_state import PlannerState
 from collapipe.scheduler.job_documents import JobDocument
-from collapipe.scheduler.job_hosts import JobHosts
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.plan_messages import replay
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.profiling import IdleMeasurements
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.estimates import Estimates, HostEstimate
 from collapipe.v1.job_pb2 import RoundSummary
 from collapipe.v1.plan_pb2 import Plan
-
-from .jobs import SIZES, Clock, Rounds, Source, hosts, job, knowledge, summary
 
 
 def blocks(decision: RoundDecision) -> dict[str, int]:

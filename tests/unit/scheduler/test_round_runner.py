@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
+from planned_jobs import NO_STATE, SIZES, hosts, job
 from pydantic import ValidationError
 
 from collapipe.errors import (
@@ -26,10 +27,11 @@ from collapipe.job import LEAST_NOISE, JobConfig
 from collapipe.job_life import attempt_events
 from collapipe.job_life.attempt_events import CatchUp, CaughtUp, Copied, Event, TrainingBegan
 from collapipe.job_life.restore_points import becomes_candidate
+from collapipe.planning.decisions import RoundDecision
+from collapipe.planning.planner_state import PlannerState
 from collapipe.rpc import ChannelPool, Security
 from collapipe.scheduler import round_runner
 from collapipe.scheduler.attempt_tools import AttemptTools
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import EventLog
 from collapipe.scheduler.host_calls import HostCalls
 from collapipe.scheduler.job_commits import JobCommits
@@ -37,7 +39,6 @@ from collapipe.scheduler.job_documents import JobDocument, RoundDocument, RoundR
 from collapipe.scheduler.job_preparation import PreparedJob
 from collapipe.scheduler.job_progress import JobProgress
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.planner_state import PlannerState
 from collapipe.scheduler.privacy_account import PrivacyAccount, check_first_round
 from collapipe.scheduler.round_runner import RoundRunner
 from collapipe.v1.control_unit_pb2 import RoundPrepared
@@ -45,8 +46,6 @@ from collapipe.v1.edge_server_pb2 import CommitRoundResponse
 from collapipe.v1.job_pb2 import BlobSource, RoundSummary
 from collapipe.v1.plan_pb2 import Attempt, ClusterState, Commit, ModelSpec, Plan, Stage
 from collapipe.v1.scheduler_pb2 import RoundCommitted
-
-from .jobs import NO_STATE, SIZES, hosts, job
 
 LIMIT_SECONDS = 60.0
 SECURE = {"clusters": 3, "averaging": {"secure": True}}

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from planned_jobs import Clock, serving
 from prometheus_client import REGISTRY
 
 from collapipe.errors import InvalidInputError, PeerLostError, WrongStateError
@@ -24,8 +25,6 @@ from collapipe.telemetry.sources.samples import born_at_zero, increase
 from collapipe.telemetry_service import TelemetryServicer
 from collapipe.v1 import telemetry_pb2, telemetry_pb2_grpc
 from collapipe.v1.scheduler_pb2 import Host
-
-from .jobs import Clock, serving
 
 STEPS = "collapipe_stage_steps_total"
 LINK_BYTES = "collapipe_link_transfer_bytes_total"

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from planned_jobs import hosts, job, serving
 
 from collapipe.data.rows import READING_VERSION
 from collapipe.errors import CancelledError, NotFoundError, WrongStateError
@@ -28,8 +29,6 @@ from collapipe.v1 import edge_server_pb2, edge_server_pb2_grpc, plan_pb2, schedu
 from collapipe.v1.model_use_pb2 import ModelOutput
 from collapipe.v1.plan_pb2 import Plan, Stage
 from collapipe.v1.scheduler_pb2 import UseModelStart
-
-from .jobs import hosts, job, serving
 
 LIMIT_SECONDS = 60.0
 MakeUse = Callable[[Iterator[bytes]], ModelUse]

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from planned_jobs import serving
 
 from collapipe.rpc import ChannelPool
 from collapipe.scheduler.trace_collection import collect_trace
@@ -16,8 +17,6 @@ from collapipe.trace_service import TraceServicer
 from collapipe.v1 import plan_pb2, scheduler_pb2, trace_pb2, trace_pb2_grpc
 from collapipe.v1.scheduler_pb2 import GetTraceResponse
 from collapipe.v1.trace_pb2 import Span
-
-from .jobs import serving
 
 AHEAD = 1000.0
 """The clock of the host is this many seconds ahead."""

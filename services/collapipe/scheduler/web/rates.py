@@ -10,13 +10,8 @@ from collapipe.errors import CollapipeError
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.telemetry_window import MIN_SCRAPES, Telemetry
 from collapipe.telemetry.sources import Series
-from collapipe.telemetry.sources.samples import increase
+from collapipe.telemetry.sources.samples import BUSY, increase
 
-BUSY = (
-    "collapipe_stage_forward_seconds_sum",
-    "collapipe_stage_backward_seconds_sum",
-    "collapipe_stage_update_seconds_total",
-)
 _BYTES = "collapipe_link_transfer_bytes_total"
 _MEMORY = "collapipe_process_peak_resident_memory_bytes"
 _LEAST_PAUSE_SECONDS = 2.0

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from collapipe.errors import CollapipeError
 from collapipe.evaluation import evaluation_delay
+from collapipe.planning.decisions import RoundDecision
+from collapipe.planning.explanation import explain
+from collapipe.planning.round_sum import computing_seconds
 from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.rpc import ChannelPool
-from collapipe.scheduler.decisions import RoundDecision
-from collapipe.scheduler.explanation import explain
 from collapipe.scheduler.host_registry import HostRegistry
 from collapipe.scheduler.job_documents import JobDocument, RoundDocument, RoundResult
 from collapipe.scheduler.job_store import JobStore
-from collapipe.scheduler.round_sum import computing_seconds
 from collapipe.scheduler.trace_collection import collect_trace
 from collapipe.scheduler.web.timeline import timeline
 from collapipe.scheduler.web.values import (

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from collapipe.errors import CollapipeError, NotFoundError, NotPermittedError
+from collapipe.planning.explanation import say_bottleneck
 from collapipe.recorded_decisions import prediction_of, prediction_of_plan
 from collapipe.scheduler.events import EventLog
-from collapipe.scheduler.explanation import say_bottleneck
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,

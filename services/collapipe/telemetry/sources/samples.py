@@ -8,6 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+BUSY = (
+    "collapipe_stage_forward_seconds_sum",
+    "collapipe_stage_backward_seconds_sum",
+    "collapipe_stage_update_seconds_total",
+)
+"""The metrics of the seconds in which a stage computes."""
+
 NEEDED = (
     "collapipe_stage_forward_seconds_sum",
     "collapipe_stage_backward_seconds_sum",

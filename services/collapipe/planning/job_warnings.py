@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from collapipe.emulation.device_profiles import MAX_OVERRUN_RATIO
 from collapipe.finding import Finding
 from collapipe.job import JobConfig
-from collapipe.scheduler.web.rates import BUSY
 from collapipe.telemetry.sources import Series
-from collapipe.telemetry.sources.samples import increase
+from collapipe.telemetry.sources.samples import BUSY, increase
 from collapipe.v1 import job_pb2, scheduler_pb2, stage_pb2
 
 JobWarning = scheduler_pb2.JobWarning

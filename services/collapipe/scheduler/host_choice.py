@@ -3,12 +3,12 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from collapipe.job import JobConfig
 from collapipe.job_life import job_devices
 from collapipe.job_life.failing_clusters import PATIENCE
 from collapipe.job_life.job_devices import Device, JobDevices, LeftOut, Why
+from collapipe.planning.job_hosts import ClusterHosts, JobHosts
 from collapipe.scheduler.host_registry import (
     CONTROL_UNIT,
     DEVICE_AGENT,
@@ -28,38 +28,6 @@ class Gap:
 
     def __str__(self) -> str:
         return self.text
-
-
-@dataclass(frozen=True)
-class ClusterHosts:
-    """The hosts of one cluster that take part in a job; devices are in registration order."""
-
-    control_unit: scheduler_pb2.Host
-    devices: tuple[scheduler_pb2.Host, ...]
-
-    @property
-    def host_cluster(self) -> int:
-        """The cluster of the deployment."""
-        return self.control_unit.cluster_index
-
-
-@dataclass(frozen=True)
-class JobHosts:
-    """The hosts that take part in a job."""
-
-    edge_server: scheduler_pb2.Host
-    clusters: tuple[ClusterHosts, ...]
-
-    @property
-    def devices(self) -> list[scheduler_pb2.Host]:
-        """The devices of all clusters."""
-        return [device for cluster in self.clusters for device in cluster.devices]
-
-    @cached_property
-    def by_id(self) -> Mapping[str, scheduler_pb2.Host]:
-        """All hosts of the job, by host id."""
-        hosts = [self.edge_server, *(c.control_unit for c in self.clusters), *self.devices]
-        return {host.host_id: host for host in hosts}
 
 
 @dataclass(frozen=True)

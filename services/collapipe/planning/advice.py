@@ -24,7 +24,7 @@ from collapipe.allocation import (
 )
 from collapipe.errors import InfeasibleError
 from collapipe.job import divisors
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.planning.decisions import RoundDecision
 
 LEAST_SHARE = 0.03
 """A change that saves less than this share of a round is no advice."""

@@ -8,9 +8,9 @@ from collapipe.allocation import ClusterPlan, RadioLink, StagePlan, predict
 from collapipe.allocation.round_model.prediction import stage_memory_bytes
 from collapipe.errors import InfeasibleError
 from collapipe.evaluation import evaluation_delay
-from collapipe.scheduler.advice import LEAST_SHARE, advise, equal_plan, lasting_seconds
-from collapipe.scheduler.decisions import RoundDecision, num_moved_blocks
-from collapipe.scheduler.round_sum import EVALUATION, round_sum
+from collapipe.planning.advice import LEAST_SHARE, advise, equal_plan, lasting_seconds
+from collapipe.planning.decisions import RoundDecision, num_moved_blocks
+from collapipe.planning.round_sum import EVALUATION, round_sum
 from collapipe.v1 import plan_pb2, scheduler_pb2
 
 _KEPT_BECAUSE = {

@@ -15,13 +15,13 @@ from collapipe.allocation.round_model.problem import LinkPlan, StagePlan, WiredL
 from collapipe.allocation.round_model.weights_transfer import push_bits, transfer_seconds
 from collapipe.codec_table import CODECS
 from collapipe.emulation.boxes import Box
-from collapipe.scheduler.estimate_documents import (
+from collapipe.planning.estimate_documents import (
     PROCESS_BYTES,
     ClusterEstimate,
     HostEstimate,
     LinkEstimate,
 )
-from collapipe.scheduler.explanation import say_bottleneck
+from collapipe.planning.explanation import say_bottleneck
 from collapipe.unit_costs import ModelCosts
 
 

@@ -22,8 +22,8 @@ from collapipe.allocation import (
 )
 from collapipe.codec_table import UploadCodecName
 from collapipe.job import JobConfig, divisors, recompute_options
-from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.job_hosts import ClusterHosts, JobHosts
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.traffic_shaping.radio_driver import NOMINAL_BANDWIDTH_HZ
 from collapipe.v1 import plan_pb2, scheduler_pb2
 from collapipe.work_shares import WEIGHTS_SHARE

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from planned_jobs import SIZES, hosts, job, knowledge
 
 from collapipe.allocation import (
     ClusterPlan,
@@ -14,16 +15,14 @@ from collapipe.allocation import (
 )
 from collapipe.allocation.round_model.weights_transfer import moved_states
 from collapipe.job import AveragingConfig, JobConfig
+from collapipe.planning.decisions import Question, RoundDecision, decide
+from collapipe.planning.job_hosts import JobHosts
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.plan_change import say_change
+from collapipe.planning.round_problem import ModelSizes, blocks_beyond_devices, build_problem
 from collapipe.radio_rate import radio_rate_bps
-from collapipe.scheduler.decisions import Question, RoundDecision, decide
-from collapipe.scheduler.job_hosts import JobHosts
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.plan_change import say_change
 from collapipe.scheduler.plan_messages import equal_plan, to_messages, with_addresses
-from collapipe.scheduler.round_problem import ModelSizes, blocks_beyond_devices, build_problem
 from collapipe.v1 import plan_pb2
-
-from .jobs import SIZES, hosts, job, knowledge
 
 SECURE = {"averaging": AveragingConfig(secure=True)}
 

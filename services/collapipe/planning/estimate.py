@@ -1,7 +1,6 @@
 """Estimates a round of a job on boxes that nobody has started: memory, bytes and time, and what would make it fit.
 
-`python -m collapipe.scheduler.estimate` reads a `Request` as JSON, and writes an `Estimate` as JSON. The decision is that of
-the scheduler: the same problem, strategies and prediction. Only what a running scheduler measures comes from elsewhere:
+The decision is that of the scheduler: the same problem, strategies and prediction. Only what a running scheduler measures comes from elsewhere:
 speeds from device profiles, links from the request, and the costs of units from `collapipe.stage_runtime.unit_counts`,
 which runs as a process because it needs torch.
 """
@@ -23,13 +22,12 @@ from collapipe.byte_sizes import say_bytes
 from collapipe.emulation.boxes import Box
 from collapipe.errors import CollapipeError, InfeasibleError, InvalidInputError
 from collapipe.job import JobConfig, divisors
-from collapipe.scheduler.estimate_documents import Change, Estimate, Request
-from collapipe.scheduler.estimated_round import estimate_clusters
-from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
-from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
-from collapipe.scheduler.job_warnings import few_rows, find_passes, long_warm_up, random_base
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
-from collapipe.scheduler.round_problem import ModelSizes, build_problem, link_pairs
+from collapipe.planning.estimate_documents import Change, Estimate, Request
+from collapipe.planning.estimated_round import estimate_clusters
+from collapipe.planning.job_hosts import ClusterHosts, JobHosts
+from collapipe.planning.job_warnings import few_rows, find_passes, long_warm_up, random_base
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.round_problem import ModelSizes, build_problem, link_pairs
 from collapipe.unit_costs import ModelCosts, UnitCost, activation_bytes
 from collapipe.v1 import scheduler_pb2
 
@@ -306,15 +304,24 @@ def _boxes(request: Request) -> tuple[dict[str, Box], JobHosts]:
 
     clusters = tuple(
         ClusterHosts(
-            other(f"control-unit-{index}", CONTROL_UNIT, request.control_unit),
+            other(
+                f"control-unit-{index}", scheduler_pb2.HOST_ROLE_CONTROL_UNIT, request.control_unit
+            ),
             tuple(
-                host(f"device-{index}-{number}", DEVICE_AGENT, box, box.training_bytes)
+                host(
+                    f"device-{index}-{number}",
+                    scheduler_pb2.HOST_ROLE_DEVICE_AGENT,
+                    box,
+                    box.training_bytes,
+                )
                 for number, box in enumerate(request.devices)
             ),
         )
         for index in range(request.job.clusters)
     )
-    return boxes, JobHosts(other("edge-server", EDGE_SERVER, request.edge_server), clusters)
+    return boxes, JobHosts(
+        other("edge-server", scheduler_pb2.HOST_ROLE_EDGE_SERVER, request.edge_server), clusters
+    )
 
 
 def _with_speeds(request: Request, flops_per_second: float | None) -> Request:
@@ -373,17 +380,15 @@ def _as_toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _main() -> int:
-    """Returns 2 if the request cannot be used. The reason is then on stderr."""
+def estimate(document: Mapping[str, Any]) -> Estimate:
+    """Estimates a `Request` that is given as a JSON object.
+
+    Raises:
+        InvalidInputError: The request or its job cannot be used.
+    """
     try:
-        request = Request.model_validate_json(sys.stdin.read())
-        count = partial(count_in_process, timed=request.core_share is not None)
-        print(Estimator(request, count).estimate().model_dump_json())
-    except (CollapipeError, ValidationError) as error:
-        print("; ".join(str(error).splitlines()), file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main())
+        request = Request.model_validate(document)
+    except ValidationError as error:
+        raise InvalidInputError("; ".join(str(error).splitlines())) from error
+    count = partial(count_in_process, timed=request.core_share is not None)
+    return Estimator(request, count).estimate()

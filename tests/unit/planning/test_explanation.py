@@ -19,9 +19,9 @@ from collapipe.allocation import (
     decide_round,
     predict,
 )
-from collapipe.scheduler.advice import advise
-from collapipe.scheduler.decisions import Question, RoundDecision, decide
-from collapipe.scheduler.explanation import explain
+from collapipe.planning.advice import advise
+from collapipe.planning.decisions import Question, RoundDecision, decide
+from collapipe.planning.explanation import explain
 from collapipe.v1.job_pb2 import RoundSummary
 from collapipe.v1.scheduler_pb2 import RoundCommitted
 

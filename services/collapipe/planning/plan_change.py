@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from collapipe.allocation import ClusterPlan, predict
-from collapipe.scheduler.decisions import RoundDecision, host_by_block
+from collapipe.planning.decisions import RoundDecision, host_by_block
 from collapipe.unit_names import unit_words
 
 _MOST_CHANGES = 3

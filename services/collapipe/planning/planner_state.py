@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from collapipe.allocation import RoundPlan
-from collapipe.scheduler.knowledge import Knowledge
+from collapipe.planning.knowledge import Knowledge
 
 
 class PlannerState(BaseModel):

@@ -7,8 +7,8 @@ import pytest
 from collapipe.emulation.boxes import Box
 from collapipe.emulation.links import LinkValues
 from collapipe.job import JobConfig
-from collapipe.scheduler.estimate import Estimator
-from collapipe.scheduler.estimate_documents import Estimate, Request
+from collapipe.planning.estimate import Estimator
+from collapipe.planning.estimate_documents import Estimate, Request
 from collapipe.unit_costs import ModelCosts, UnitCost
 
 MB = 1_000_000

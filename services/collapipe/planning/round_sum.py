@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from collapipe.evaluation import measured_seconds
-from collapipe.scheduler.decisions import RoundDecision
+from collapipe.planning.decisions import RoundDecision
 from collapipe.v1 import job_pb2, scheduler_pb2
 
 EVALUATION = "evaluate the model"

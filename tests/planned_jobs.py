@@ -8,15 +8,15 @@ from typing import Any
 
 from collapipe.errors import PeerLostError
 from collapipe.job import JobConfig
+from collapipe.planning.decisions import RoundDecision
+from collapipe.planning.job_hosts import ClusterHosts, JobHosts
+from collapipe.planning.knowledge import HostKnowledge, Knowledge, LinkKnowledge
+from collapipe.planning.planner_state import PlannerState
+from collapipe.planning.round_problem import ModelSizes, link_pairs
 from collapipe.rpc import Security, serve
-from collapipe.scheduler.decisions import RoundDecision
 from collapipe.scheduler.events import Event, EventLog
 from collapipe.scheduler.host_registry import CONTROL_UNIT, DEVICE_AGENT, EDGE_SERVER
-from collapipe.scheduler.job_hosts import ClusterHosts, JobHosts
-from collapipe.scheduler.knowledge import HostKnowledge, Knowledge, LinkKnowledge
 from collapipe.scheduler.planner import Planner
-from collapipe.scheduler.planner_state import PlannerState
-from collapipe.scheduler.round_problem import ModelSizes, link_pairs
 from collapipe.scheduler.telemetry_window import Telemetry
 from collapipe.telemetry.sources import Series
 from collapipe.v1 import job_pb2, plan_pb2
