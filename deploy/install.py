@@ -22,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -125,14 +127,6 @@ def install(
     Args:
         joining: The token, and options for `collapipe join`, which takes the place of this process; `None` to only install.
     """
-    box = places.programs.parent
-    box.mkdir(parents=True, exist_ok=True)
-    lock = open(box / "install.lock", "w")  # noqa: SIM115  # The end of this process, or its exec, closes it.
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"waits for another installation in {box}", flush=True)
-        fcntl.flock(lock, fcntl.LOCK_EX)
     if find_spec("ensurepip") is None:
         raise InstallError(
             "this Python has no complete module venv: run `sudo apt install python3-venv`, or install it as your system does"
@@ -140,29 +134,9 @@ def install(
     if joining is not None and role != "client" and places.is_of_system and not has_systemd:
         raise InstallError("systemd does not run here, and no service runs as root: leave sudo out")
     former = os.umask(0o022)  # The user of the service reads what root installs.
-    python = places.programs / "bin" / "python"
-    # -I keeps out modules of the current folder, which may belong to another user.
-    is_whole = (
-        python.exists()
-        and not subprocess.run(
-            [python, "-I", "-m", "pip", "--version"], check=False, capture_output=True
-        ).returncode
-    )
-    if not is_whole:  # It is new, a run was interrupted, or the system has another Python now.
-        _run(sys.executable, "-I", "-m", "venv", "--clear", str(places.programs))
-    with tempfile.TemporaryDirectory() as copy:
-        # A build writes into its folder, and the checkout may belong to another user.
-        source = Path(copy)
-        for name in _SOURCES:
-            path = CHECKOUT / name
-            if path.is_dir():
-                shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("*.egg-info"))
-            else:
-                shutil.copy(path, source)
-        for arguments in pip_commands(role, platform.machine(), source):
-            pip = ["pip", "--disable-pip-version-check", "install", "--quiet", "--no-cache-dir"]
-            _run(str(python), "-I", "-m", *pip, *arguments)
-    _link(places)
+    with _alone(_lock_of(places)):
+        _make_programs(role, places)
+        _link(places)
     print(f"installed: {role} in {places.programs}")
     if role != "client" and has_systemd:
         _add_user(places)
@@ -185,6 +159,49 @@ def install(
         options += ["--data-root", "FOLDER"]
     sudo = "sudo " if "SUDO_USER" in os.environ else ""
     print(f"next: {sudo}{shlex.join([command, 'join', 'TOKEN', *options])}")
+
+
+def _make_programs(role: str, places: Places) -> None:
+    """Makes the virtual environment if it is not whole, and installs the packages of a role."""
+    python = places.programs / "bin" / "python"
+    # -I keeps out modules of the current folder, which may belong to another user.
+    is_whole = (
+        python.exists()
+        and not subprocess.run(
+            [python, "-I", "-m", "pip", "--version"], check=False, capture_output=True
+        ).returncode
+    )
+    if not is_whole:  # It is new, a run was interrupted, or the system has another Python now.
+        _run(sys.executable, "-I", "-m", "venv", "--clear", str(places.programs))
+    with tempfile.TemporaryDirectory() as copy:
+        # A build writes into its folder, and the checkout may belong to another user.
+        source = Path(copy)
+        for name in _SOURCES:
+            path = CHECKOUT / name
+            if path.is_dir():
+                shutil.copytree(path, source / name, ignore=shutil.ignore_patterns("*.egg-info"))
+            else:
+                shutil.copy(path, source)
+        for arguments in pip_commands(role, platform.machine(), source):
+            pip = ["pip", "--disable-pip-version-check", "install", "--quiet", "--no-cache-dir"]
+            _run(str(python), "-I", "-m", *pip, *arguments)
+
+
+def _lock_of(places: Places) -> Path:
+    return places.programs.with_name(f"{places.programs.name}.lock")
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Waits until no other installation uses the same programs."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"waits for another installation, which holds {lock}", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def remove(places: Places, *, has_systemd: bool) -> None:
@@ -219,6 +236,7 @@ def remove(places: Places, *, has_systemd: bool) -> None:
         if _is_ours(places):
             places.command.unlink()
         _delete(places.programs)
+        _lock_of(places).unlink(missing_ok=True)
     for folder in (places.folder, places.folder.parent):
         if folder.exists() and not any(folder.iterdir()):
             folder.rmdir()
