@@ -7,6 +7,7 @@ import re
 import shlex
 import socket
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -256,33 +257,24 @@ def token(
             )
         duration = read_duration("--valid", valid)
         opened = AuthorityFolder(folder)
-        for used in opened.certificates():
-            for identity in identities:
-                if used.identity.is_same_holder(identity) and identity.role in _HOSTS and not yes:
-                    typer.confirm(
-                        f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the "
-                        "scheduler refuses it while this one runs. Does the same box join again?",
-                        abort=True,
-                        err=True,
-                    )
+        if not yes:
+            _ask_of_names_in_use(opened, identities)
+        lifetime = datetime.timedelta(days=days)
         made = []
         for identity in identities:
             hosts = list(address or [])
             at = read_address("--scheduler", scheduler)[0]
             if identity.role is Role.SCHEDULER and at not in OF_THIS_MACHINE:
                 hosts.append(at)
-            text = tokens.encode_token(
-                JoinToken(
-                    secret=opened.make_token(
-                        identity, hosts, duration, datetime.timedelta(days=days)
-                    ),
-                    authority_certificate=pki.der(opened.root),
-                    authority_address=authority,
-                    scheduler_address=scheduler,
-                    identity=identity.uri,
-                    protocol=OURS,
-                )
+            message = JoinToken(
+                secret=opened.make_token(identity, hosts, duration, lifetime),
+                authority_certificate=pki.der(opened.root),
+                authority_address=authority,
+                scheduler_address=scheduler,
+                identity=identity.uri,
+                protocol=OURS,
             )
+            text = tokens.encode_token(message)
             made.append({"token": text, "role": identity.role.value, "name": identity.name})
         if as_json:
             print_json({"tokens": made})
@@ -291,6 +283,19 @@ def token(
             # This goes to stderr, so that the output of the command is only tokens.
             complain(f"{identity} can join once within {valid}: collapipe join TOKEN")
             print(one["token"], flush=True)
+
+
+def _ask_of_names_in_use(authority: AuthorityFolder, identities: Sequence[Identity]) -> None:
+    """Asks whether the same box joins again, for each host whose name has a certificate. Aborts the command if not."""
+    for used in authority.certificates():
+        for identity in identities:
+            if used.identity.is_same_holder(identity) and identity.role in _HOSTS:
+                typer.confirm(
+                    f"{used.identity} has a certificate until {used.expires:%Y-%m-%d}. If another box joins as {identity.name}, the "
+                    "scheduler refuses it while this one runs. Does the same box join again?",
+                    abort=True,
+                    err=True,
+                )
 
 
 def _check_reaches_others(option: str, address: str) -> None:

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -125,12 +125,7 @@ def join(
     """
     with exit_codes(as_json):
         read, identity = decode_token(token)
-        fits = role in (None, identity.role)
-        if not (fits or (role is Role.CLIENT and identity.role not in _MODULES)):
-            assert role is not None
-            raise InvalidInputError(
-                f"the token is for {identity}, and this is to be a {role.value}: use the token of the {role.value}"
-            )
+        _check_role(identity, role)
         given = _given(
             identity,
             {"listen": listen, "metrics_listen": metrics_listen, "advertise": advertise},
@@ -176,21 +171,12 @@ def join(
         else:
             when = "now" if is_new else "already"
             say(f"this machine is {when} {identity}, until {joined.expires:%Y-%m-%d}")
-            if changed:
-                words = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                restart = "" if run or start else "; restart the service"
-                say(f"changed in {box.settings_file(identity)}: {words}{restart}")
+            _say_changes(box, identity, changed, is_to_run=run or start)
             if identity.role in _MODULES:
                 _say_places(box, identity, read)
             if context:
                 say(f"all commands use the context {context} now")
-            if of_systemd and not places.is_of_system:
-                say(
-                    "the service ends when you log out, unless you run `loginctl enable-linger` once"
-                )
-            is_of_root = bool(of_systemd) and places.is_of_system and "SUDO_USER" in os.environ
-            does = "it is started with" if run or start else "next"
-            say(f"{does}: {'sudo ' * is_of_root}{shlex.join(following)}")
+            _say_following(following, places if of_systemd else None, is_to_run=run or start)
         if run or start:
             sys.stdout.flush()
             os.execvp(following[0], following)
@@ -278,6 +264,15 @@ def _given(
     return given | {
         name: str(path.absolute()) for name, path in folders.items() if path is not None
     }
+
+
+def _check_role(identity: Identity, wanted: Role | None) -> None:
+    """Raises `InvalidInputError` if a token is for another role. That of a client may be for everybody who runs no service."""
+    runs_none = wanted is Role.CLIENT and identity.role not in _MODULES
+    if wanted not in (None, identity.role) and not runs_none:
+        raise InvalidInputError(
+            f"the token is for {identity}, and this is to be a {wanted.value}: use the token of the {wanted.value}"
+        )
 
 
 def _folder(given: Path | None, identity: Identity) -> Path:
@@ -464,6 +459,28 @@ def _of_systemd(places: Places) -> list[str]:
     if any(places.units.glob(f"*.wants/{places.service}")):
         return places.systemctl("restart", places.service)
     return places.systemctl("enable", "--now", places.service, "collapipe-renew.timer")
+
+
+def _say_changes(
+    box: BoxFolder, identity: Identity, changed: Mapping[str, Any], *, is_to_run: bool
+) -> None:
+    if changed:
+        words = ", ".join(f"{name} = {value}" for name, value in changed.items())
+        restart = "" if is_to_run else "; restart the service"
+        say(f"changed in {box.settings_file(identity)}: {words}{restart}")
+
+
+def _say_following(following: Sequence[str], of_systemd: Places | None, *, is_to_run: bool) -> None:
+    """Says which command is next, or runs now.
+
+    Args:
+        of_systemd: The service that it starts; `None` if systemd does not run it.
+    """
+    if of_systemd is not None and not of_systemd.is_of_system:
+        say("the service ends when you log out, unless you run `loginctl enable-linger` once")
+    is_of_root = of_systemd is not None and of_systemd.is_of_system and "SUDO_USER" in os.environ
+    does = "it is started with" if is_to_run else "next"
+    say(f"{does}: {'sudo ' * is_of_root}{shlex.join(following)}")
 
 
 def _say_places(box: BoxFolder, identity: Identity, token: JoinToken) -> None:
